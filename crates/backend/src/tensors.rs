@@ -1,0 +1,77 @@
+//! Rows of a batch: which part of a joined tensor belongs to which request.
+
+use std::ops::Range;
+
+use trireme_types::{InferRequest, Shape, TensorSpec};
+
+use crate::Batch;
+
+/// Row ranges of the requests of a batch, in order.
+#[derive(Debug)]
+pub struct BatchRows<'a> {
+    requests: std::slice::Iter<'a, crate::BatchRequest>,
+    next: usize,
+}
+
+impl<'a> BatchRows<'a> {
+    pub fn new(batch: &'a Batch) -> Self {
+        Self { requests: batch.requests.iter(), next: 0 }
+    }
+}
+
+impl<'a> Iterator for BatchRows<'a> {
+    type Item = (Range<usize>, &'a InferRequest);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let request = &self.requests.next()?.request;
+        let rows = self.next..self.next + request.batch_size;
+        self.next = rows.end;
+        Some((rows, request))
+    }
+}
+
+/// Shape that the engine sees for a tensor that a client sent with the shape `wire`: the configuration's `reshape`
+/// put in place of `dims`, open dimensions filled from the wire in order, the batch dimension kept.
+///
+/// # Shapes
+/// `wire` is `[batch, dims...]` when `batching`, else `[dims...]`, and has been checked against `spec`.
+pub fn engine_shape(spec: &TensorSpec, batching: bool, wire: &[i64]) -> Shape {
+    let Some(reshape) = &spec.reshape else { return Shape::new(wire) };
+    let (batch, dims) = match wire.split_first() {
+        Some((first, rest)) if batching => (Some(*first), rest),
+        _ => (None, wire),
+    };
+    let mut open = spec.dims.iter().zip(dims).filter(|(want, _)| **want < 0).map(|(_, got)| *got);
+    let filled = reshape.iter().map(|&d| if d < 0 { open.next().unwrap_or(d) } else { d });
+    batch.into_iter().chain(filled).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use trireme_types::{DataType, TensorFormat};
+
+    use super::*;
+
+    fn spec(dims: &[i64], reshape: &[i64]) -> TensorSpec {
+        TensorSpec {
+            name: Arc::from("X"),
+            data_type: DataType::Fp32,
+            dims: Shape::new(dims),
+            reshape: Some(Shape::new(reshape)),
+            format: TensorFormat::None,
+            optional: false,
+            ragged: false,
+            shape_tensor: false,
+            label_filename: None,
+        }
+    }
+
+    #[test]
+    fn reshape_keeps_the_batch_dimension() {
+        assert_eq!(&*engine_shape(&spec(&[1], &[]), true, &[3, 1]), &[3]);
+        assert_eq!(&*engine_shape(&spec(&[4, -1], &[2, 2, -1]), true, &[3, 4, 9]), &[3, 2, 2, 9]);
+        assert_eq!(&*engine_shape(&spec(&[1], &[]), false, &[1]), &[] as &[i64]);
+    }
+}
