@@ -1,1 +1,27 @@
-//! trireme-backend-testing
+//! Backends without a model file: what Triton ships as its `identity`, `repeat` and `square` samples.
+//!
+//! They let protocol, batching and streaming behaviour be seen without an engine. Nothing here reads a file, and
+//! tensors are passed on, never copied.
+
+#![forbid(unsafe_code)]
+
+mod identity;
+mod parameter;
+mod repeat;
+mod square;
+mod stream;
+
+use std::sync::Arc;
+
+pub use identity::IdentityBackend;
+pub use repeat::RepeatBackend;
+pub use square::SquareBackend;
+use trireme_backend::Backend;
+
+/// Every backend of this crate.
+pub fn backends() -> Vec<Arc<dyn Backend>> {
+    vec![Arc::new(IdentityBackend), Arc::new(RepeatBackend), Arc::new(SquareBackend)]
+}
+
+#[cfg(test)]
+mod harness;

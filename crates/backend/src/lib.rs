@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub use batch::{Batch, BatchRequest, BatchTimes};
 pub use context::{BackendSettings, InstanceContext, InstanceKind, ModelContext, ModelFiles, ModelTensors};
 use trireme_types::{MemoryUsage, ModelReport, Result};
-pub use tensors::{BatchRows, engine_shape};
+pub use tensors::{BatchRows, engine_shape, wire_shape};
 
 /// An execution engine, by the name that `backend:` in a configuration gives.
 ///

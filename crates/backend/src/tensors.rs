@@ -46,6 +46,22 @@ pub fn engine_shape(spec: &TensorSpec, batching: bool, wire: &[i64]) -> Shape {
     batch.into_iter().chain(filled).collect()
 }
 
+/// Shape that clients see for an output that the engine made with the shape `engine`: the reverse of
+/// [`engine_shape`].
+///
+/// # Shapes
+/// `engine` is `[batch, reshape...]` when `batching`, else `[reshape...]`.
+pub fn wire_shape(spec: &TensorSpec, batching: bool, engine: &[i64]) -> Shape {
+    let Some(reshape) = &spec.reshape else { return Shape::new(engine) };
+    let (batch, dims) = match engine.split_first() {
+        Some((first, rest)) if batching => (Some(*first), rest),
+        _ => (None, engine),
+    };
+    let mut open = reshape.iter().zip(dims).filter(|(want, _)| **want < 0).map(|(_, got)| *got);
+    let filled = spec.dims.iter().map(|&d| if d < 0 { open.next().unwrap_or(d) } else { d });
+    batch.into_iter().chain(filled).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -73,5 +89,17 @@ mod tests {
         assert_eq!(&*engine_shape(&spec(&[1], &[]), true, &[3, 1]), &[3]);
         assert_eq!(&*engine_shape(&spec(&[4, -1], &[2, 2, -1]), true, &[3, 4, 9]), &[3, 2, 2, 9]);
         assert_eq!(&*engine_shape(&spec(&[1], &[]), false, &[1]), &[] as &[i64]);
+    }
+
+    #[test]
+    fn wire_shape_reverses_engine_shape() {
+        for (dims, reshape, wire) in [
+            (&[1][..], &[][..], &[3, 1][..]),
+            (&[4, -1], &[2, 2, -1], &[3, 4, 9]),
+            (&[-1, 6, -1], &[-1, 2, 3, -1], &[1, 5, 6, 7]),
+        ] {
+            let spec = spec(dims, reshape);
+            assert_eq!(&*wire_shape(&spec, true, &engine_shape(&spec, true, wire)), wire);
+        }
     }
 }

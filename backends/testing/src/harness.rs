@@ -1,0 +1,109 @@
+//! Runs a backend in a test: opens, loads, executes one request and collects what was answered.
+
+use std::sync::mpsc;
+use std::time::Instant;
+
+use trireme_backend::{
+    Backend, Batch, BatchRequest, InstanceContext, ModelContext, ModelInstance, ModelTensors,
+};
+use trireme_types::{
+    DataType, InferInput, InferRequest, InferResponse, RequestedOutput, Responder, ResponseSink, Result,
+    Shape, TensorFormat, TensorSpec,
+};
+
+pub(crate) type Reply = (Option<Result<InferResponse>>, bool);
+
+struct Channel(mpsc::Sender<Reply>);
+
+impl ResponseSink for Channel {
+    fn send(&mut self, reply: Option<Result<InferResponse>>, last: bool) {
+        self.0.send((reply, last)).expect("the test holds the receiver");
+    }
+
+    fn is_closed(&self) -> bool {
+        false
+    }
+}
+
+pub(crate) fn spec(name: &str, data_type: DataType, dims: &[i64]) -> TensorSpec {
+    TensorSpec {
+        name: name.into(),
+        data_type,
+        dims: Shape::new(dims),
+        reshape: None,
+        format: TensorFormat::None,
+        optional: false,
+        ragged: false,
+        shape_tensor: false,
+        label_filename: None,
+    }
+}
+
+pub(crate) fn input(name: &str, data_type: DataType, shape: &[i64], data: Vec<u8>) -> InferInput {
+    InferInput { name: name.into(), data_type, shape: Shape::new(shape), data: data.into() }
+}
+
+fn load_as(
+    backend: &dyn Backend,
+    parameters: &[(&str, &str)],
+    tensors: ModelTensors,
+    decoupled: bool,
+) -> Result<Box<dyn ModelInstance>> {
+    let context = ModelContext {
+        name: "m".into(),
+        parameters: parameters.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+        decoupled,
+        ..ModelContext::default()
+    };
+    let model = backend.open(&context)?.load(tensors)?;
+    model.instance(&InstanceContext { name: "m_0_0".to_owned(), ..InstanceContext::default() })
+}
+
+pub(crate) fn load(
+    backend: &dyn Backend,
+    parameters: &[(&str, &str)],
+    tensors: ModelTensors,
+) -> Result<Box<dyn ModelInstance>> {
+    load_as(backend, parameters, tensors, false)
+}
+
+pub(crate) fn load_decoupled(
+    backend: &dyn Backend,
+    parameters: &[(&str, &str)],
+    tensors: ModelTensors,
+) -> Result<Box<dyn ModelInstance>> {
+    load_as(backend, parameters, tensors, true)
+}
+
+/// Runs one request as the server does and gives every reply up to the last.
+pub(crate) fn run_stream(
+    instance: &mut dyn ModelInstance,
+    inputs: Vec<InferInput>,
+    outputs: &[&str],
+) -> Vec<Reply> {
+    let (sender, receiver) = mpsc::channel();
+    let mut request = InferRequest::new();
+    request.inputs = inputs.into();
+    request.outputs = outputs.iter().map(|name| RequestedOutput { name: (*name).into() }).collect();
+    let request = BatchRequest::new(request, Responder::new(Box::new(Channel(sender))));
+    let mut batch = Batch::new(vec![request], Instant::now());
+    instance.execute(&mut batch).expect("the execution");
+    for request in batch.requests {
+        let (_, responder, answer) = request.into_parts();
+        if let Some(responder) = responder {
+            responder.finish(answer);
+        }
+    }
+    let replies: Vec<_> = receiver.iter().collect();
+    assert_eq!(replies.iter().filter(|(_, last)| *last).count(), 1, "one end");
+    replies
+}
+
+/// As [`run_stream`], for models that answer once.
+pub(crate) fn run(
+    instance: &mut dyn ModelInstance,
+    inputs: Vec<InferInput>,
+    outputs: &[&str],
+) -> Vec<Result<InferResponse>> {
+    run_stream(instance, inputs, outputs).into_iter().filter_map(|(reply, _)| reply).collect()
+}
