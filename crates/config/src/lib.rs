@@ -1,1 +1,28 @@
-//! trireme-config
+//! The model configuration: from `config.pbtxt` or JSON to the validated form that the server runs on.
+//!
+//! A configuration goes through these steps, and none of them does I/O:
+//! 1. [`parse_pbtxt`] or [`from_json`]: text to a `ModelConfig` message;
+//! 2. [`set_name`] and [`deduce`]: name, backend, platform and model file name from the model's directory;
+//! 3. [`complete`]: tensors and batch size from what the backend read in the model file;
+//! 4. [`normalize`]: the defaults that Triton writes into a configuration;
+//! 5. [`validate`]: Triton's rules;
+//! 6. [`ModelSpec::from_config`]: the form without optional fields.
+//!
+//! [`to_json`] and [`print_pbtxt`] go the other way. Every error says what is wrong, where, and what to do.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod json;
+mod nearest;
+mod number;
+pub mod pbtxt;
+mod schema;
+mod span;
+#[cfg(test)]
+mod testing;
+
+pub use error::{ConfigError, ConfigErrors, Note, NoteLevel, Related, Snippet};
+pub use json::{from_json, to_json};
+pub use pbtxt::{MAX_PBTXT_BYTES, Parsed, parse_pbtxt, print_pbtxt};
+pub use span::{Span, SpanMap};
