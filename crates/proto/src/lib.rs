@@ -1,29 +1,44 @@
-//! The wire messages of the inference protocol: generated from `proto/`, never edited by hand.
+//! The wire contract: KServe v2 and Triton's extensions as protocol buffers, and the gRPC health protocol.
 //!
-//! `bytes` fields are [`bytes::Bytes`], so tensors stay slices of the message they arrived in.
+//! The `.proto` files in `proto/` are the source. `cargo xtask codegen` turns them into the committed files
+//! in `src/generated/`, and `cargo xtask codegen --check` fails when the two differ, so nobody needs
+//! `protoc` to build. Field numbers and names are a public contract that is compared with Triton's own
+//! client by `tests/python/descriptors.py`.
+//!
+//! Invariants:
+//! - A `bytes` field is a [`bytes::Bytes`] that shares the buffer the message arrived in.
+//! - A map is a `BTreeMap`: the same message always prints and encodes to the same bytes.
+//! - Without the features `server` and `client` this crate knows no HTTP and no async runtime.
 
-use std::sync::OnceLock;
+mod descriptor;
+mod tensor_contents;
 
-use prost_reflect::DescriptorPool;
+pub use descriptor::{FILE_DESCRIPTOR_SET, descriptor_pool};
 
-/// Messages and services of package `inference`.
-#[allow(clippy::all, unreachable_pub, missing_debug_implementations, elided_lifetimes_in_paths, unused_lifetimes, clippy::unwrap_used, reason = "generated code")]
+/// Package `inference`: the service `GRPCInferenceService`, its messages, and the model configuration.
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    missing_debug_implementations,
+    elided_lifetimes_in_paths,
+    rustdoc::all,
+    reason = "generated code"
+)]
 pub mod inference {
+    pub use crate::tensor_contents::InferTensorContents;
+
     include!("generated/inference.rs");
 }
 
-/// The standard health service, package `grpc.health.v1`.
-#[allow(clippy::all, unreachable_pub, missing_debug_implementations, elided_lifetimes_in_paths, unused_lifetimes, clippy::unwrap_used, reason = "generated code")]
+/// Package `grpc.health.v1`: the standard gRPC health service.
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    missing_debug_implementations,
+    elided_lifetimes_in_paths,
+    rustdoc::all,
+    reason = "generated code"
+)]
 pub mod health {
-    include!("generated/grpc.health.v1.rs");
-}
-
-/// The encoded `FileDescriptorSet` of every `.proto` file, for reflection.
-pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("generated/descriptor.bin");
-
-/// Descriptors of every message, for text format and JSON.
-pub fn descriptor_pool() -> &'static DescriptorPool {
-    static POOL: OnceLock<DescriptorPool> = OnceLock::new();
-    #[expect(clippy::expect_used, reason = "the descriptors are part of the binary and tested")]
-    POOL.get_or_init(|| DescriptorPool::decode(FILE_DESCRIPTOR_SET).expect("the built-in descriptors are valid"))
+    include!("generated/grpc_health_v1.rs");
 }

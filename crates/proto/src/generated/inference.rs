@@ -1083,25 +1083,6 @@ pub mod infer_parameter {
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct InferTensorContents {
-    #[prost(bool, repeated, tag = "1")]
-    pub bool_contents: ::prost::alloc::vec::Vec<bool>,
-    #[prost(int32, repeated, tag = "2")]
-    pub int_contents: ::prost::alloc::vec::Vec<i32>,
-    #[prost(int64, repeated, tag = "3")]
-    pub int64_contents: ::prost::alloc::vec::Vec<i64>,
-    #[prost(uint32, repeated, tag = "4")]
-    pub uint_contents: ::prost::alloc::vec::Vec<u32>,
-    #[prost(uint64, repeated, tag = "5")]
-    pub uint64_contents: ::prost::alloc::vec::Vec<u64>,
-    #[prost(float, repeated, tag = "6")]
-    pub fp32_contents: ::prost::alloc::vec::Vec<f32>,
-    #[prost(double, repeated, tag = "7")]
-    pub fp64_contents: ::prost::alloc::vec::Vec<f64>,
-    #[prost(bytes = "bytes", repeated, tag = "8")]
-    pub bytes_contents: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ModelInferRequest {
     #[prost(string, tag = "1")]
     pub model_name: ::prost::alloc::string::String,
@@ -1139,7 +1120,9 @@ pub mod model_infer_request {
             super::InferParameter,
         >,
         #[prost(message, optional, tag = "5")]
-        pub contents: ::core::option::Option<super::InferTensorContents>,
+        pub contents: ::core::option::Option<
+            crate::tensor_contents::InferTensorContents,
+        >,
     }
     #[derive(Clone, PartialEq, ::prost::Message)]
     pub struct InferRequestedOutputTensor {
@@ -1186,7 +1169,9 @@ pub mod model_infer_response {
             super::InferParameter,
         >,
         #[prost(message, optional, tag = "5")]
-        pub contents: ::core::option::Option<super::InferTensorContents>,
+        pub contents: ::core::option::Option<
+            crate::tensor_contents::InferTensorContents,
+        >,
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
