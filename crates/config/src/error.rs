@@ -27,32 +27,27 @@ pub struct Related {
 /// `Display` prints the report for a terminal: the place, the reason, the source line with a caret and the hint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ConfigError {
-    pub file: Option<String>,
-    /// Line in the file, from 1.
-    pub line: Option<u32>,
-    /// Column in the line in characters, from 1.
-    pub column: Option<u32>,
-    /// The member that is meant, as `input[0].data_type` or `parameters["a"].string_value`.
-    pub path: Option<String>,
+    pub(crate) file: Option<String>,
+    pub(crate) line: Option<u32>,
+    pub(crate) column: Option<u32>,
+    pub(crate) path: Option<String>,
     /// The tensor or group that `path` is about, as `input 'X'`.
-    pub subject: Option<String>,
-    /// The reason: what was expected and what was found. Where Triton has a wording for it, Triton's wording.
-    pub message: String,
-    /// What to do about it.
-    pub hint: Option<String>,
-    pub snippet: Option<Snippet>,
-    pub related: Option<Related>,
+    pub(crate) subject: Option<String>,
+    pub(crate) reason: String,
+    pub(crate) hint: Option<String>,
+    pub(crate) snippet: Option<Snippet>,
+    pub(crate) related: Option<Related>,
 }
 
 impl ConfigError {
-    pub(crate) fn new(message: impl Into<String>) -> Self {
+    pub(crate) fn new(reason: impl Into<String>) -> Self {
         Self {
             file: None,
             line: None,
             column: None,
             path: None,
             subject: None,
-            message: message.into(),
+            reason: reason.into(),
             hint: None,
             snippet: None,
             related: None,
@@ -66,9 +61,49 @@ impl ConfigError {
     }
 
     #[must_use]
-    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+    pub(crate) fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
+    }
+
+    /// Name of the file as it was given to the parser.
+    pub fn file(&self) -> Option<&str> {
+        self.file.as_deref()
+    }
+
+    /// Line in the file, from 1.
+    pub fn line(&self) -> Option<u32> {
+        self.line
+    }
+
+    /// Column in the line in characters, from 1.
+    pub fn column(&self) -> Option<u32> {
+        self.column
+    }
+
+    /// The member that is meant, as `input[0].data_type` or `parameters["a"].string_value`.
+    pub fn path(&self) -> Option<&str> {
+        self.path.as_deref()
+    }
+
+    /// What was expected and what was found. Where Triton has a wording for it, Triton's wording.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
+    /// The source line, if the configuration came from a file.
+    pub fn snippet(&self) -> Option<&Snippet> {
+        self.snippet.as_ref()
+    }
+
+    /// A second place that explains the error.
+    pub fn related(&self) -> Option<&Related> {
+        self.related.as_ref()
     }
 
     /// The place, reason and hint on one line, for a log or the reason column of the repository index.
@@ -77,7 +112,7 @@ impl ConfigError {
         if !line.is_empty() {
             line.push_str(": ");
         }
-        line.push_str(&self.message);
+        line.push_str(&self.reason);
         if let Some(hint) = &self.hint {
             line.push_str(" (");
             line.push_str(hint);
@@ -103,9 +138,9 @@ impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = self.place();
         if place.is_empty() {
-            f.write_str(&self.message)?
+            f.write_str(&self.reason)?;
         } else {
-            write!(f, "{place}: {}", self.message)?
+            write!(f, "{place}: {}", self.reason)?;
         }
         let gutter =
             self.line.unwrap_or(0).max(self.related.as_ref().map_or(0, |r| r.line)).to_string().len();
@@ -142,12 +177,18 @@ pub struct ConfigErrors(Vec<ConfigError>);
 impl ConfigErrors {
     /// `Ok(value)` if nothing was found wrong.
     pub(crate) fn check<T>(errors: Vec<ConfigError>, value: T) -> Result<T, Self> {
-        if errors.is_empty() { Ok(value) } else { Err(Self(errors)) }
+        Self::of(errors).map_or(Ok(value), Err)
     }
 
     /// The error that Triton would have stopped at.
-    pub fn first(&self) -> Option<&ConfigError> {
-        self.0.first()
+    #[expect(clippy::expect_used, reason = "every way to make one gives it an error")]
+    pub fn first(&self) -> &ConfigError {
+        self.0.first().expect("ConfigErrors holds at least one error")
+    }
+
+    /// `None` if there are none.
+    pub(crate) fn of(errors: Vec<ConfigError>) -> Option<Self> {
+        (!errors.is_empty()).then_some(Self(errors))
     }
 
     pub fn iter(&self) -> std::slice::Iter<'_, ConfigError> {
@@ -223,8 +264,7 @@ impl std::error::Error for ConfigErrors {}
 /// Carries the first error's message alone, in Triton's wording where it has one.
 impl From<&ConfigErrors> for trireme_types::Error {
     fn from(errors: &ConfigErrors) -> Self {
-        let message = errors.first().map_or_else(String::new, |error| error.message.clone());
-        Self::invalid_arg(message)
+        Self::invalid_arg(errors.first().reason.clone())
     }
 }
 
@@ -270,7 +310,7 @@ impl Note {
     }
 
     #[must_use]
-    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+    pub(crate) fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }

@@ -2,7 +2,7 @@
 //!
 //! A configuration goes through these steps, and none of them does I/O:
 //! 1. [`parse_pbtxt`] or [`from_json`]: text to a `ModelConfig` message;
-//! 2. [`set_name`] and [`deduce`]: name, backend, platform and model file name from the model's directory;
+//! 2. [`check_directory_name`] and [`deduce`]: name, backend, platform and model file name from the model's directory;
 //! 3. [`complete`]: tensors and batch size from what the backend read in the model file;
 //! 4. [`normalize`]: the defaults that Triton writes into a configuration;
 //! 5. [`validate`]: Triton's rules;
@@ -12,17 +12,26 @@
 
 #![forbid(unsafe_code)]
 
+mod deduce;
 mod error;
 mod json;
 mod nearest;
+mod normalize;
 mod number;
 pub mod pbtxt;
 mod schema;
 mod span;
+mod spec;
 #[cfg(test)]
 mod testing;
 
+pub use deduce::{check_directory_name, deduce};
 pub use error::{ConfigError, ConfigErrors, Note, NoteLevel, Related, Snippet};
 pub use json::{from_json, to_json};
+pub use normalize::{MachineFacts, fall_back_to_cpu, normalize};
 pub use pbtxt::{MAX_PBTXT_BYTES, Parsed, parse_pbtxt, print_pbtxt};
 pub use span::{Span, SpanMap};
+pub use spec::{
+    DynamicBatching, InstanceGroup, InstanceKind, ModelPriority, ModelSpec, QueuePolicy, Scheduling,
+    TimeoutAction, VersionPolicy,
+};

@@ -55,18 +55,19 @@ fn parse_message(
     file: &str,
     descriptor: &MessageDescriptor,
 ) -> Result<(prost_reflect::DynamicMessage, SpanMap, Vec<Note>), ConfigErrors> {
-    let text = decode(text).map_err(|error| ConfigErrors::from(error).in_file(file))?;
+    let text = decode(text).map_err(|errors| errors.in_file(file))?;
     let source = Source::new(file, text);
     parser::Parser::new(source, text).run(descriptor)
 }
 
 /// Checks size and encoding, and takes a UTF-8 byte order mark away.
-fn decode(text: &[u8]) -> Result<&[u8], ConfigError> {
+fn decode(text: &[u8]) -> Result<&[u8], ConfigErrors> {
     if text.len() > MAX_PBTXT_BYTES {
         return Err(ConfigError::new(format!(
             "the file has {} bytes, more than the {MAX_PBTXT_BYTES} that a configuration may have",
             text.len()
-        )));
+        ))
+        .into());
     }
     let wide = match text {
         [0xff, 0xfe, 0, 0, ..] | [0, 0, 0xfe, 0xff, ..] => Some("UTF-32"),
@@ -79,7 +80,8 @@ fn decode(text: &[u8]) -> Result<&[u8], ConfigError> {
     if let Some(encoding) = wide {
         let mark = if matches!(text, [0xff | 0xfe, ..] | [0, 0, 0xfe, ..]) { " BOM" } else { "" };
         return Err(ConfigError::new(format!("file is not UTF-8 (found {encoding}{mark})"))
-            .hint("save it as UTF-8, or convert it: iconv -f UTF-16 -t UTF-8 config.pbtxt"));
+            .with_hint("save it as UTF-8, or convert it: iconv -f UTF-16 -t UTF-8 config.pbtxt")
+            .into());
     }
     Ok(text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text))
 }

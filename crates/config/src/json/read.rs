@@ -145,7 +145,7 @@ impl Reader {
             || format!("its fields are {}", schema::field_names(descriptor)),
             |meant| format!("did you mean \"{meant}\"?"),
         );
-        self.report(error.hint(hint));
+        self.report(error.with_hint(hint));
     }
 
     fn field(&mut self, message: &mut DynamicMessage, field: &FieldDescriptor, json: &Json) {
@@ -157,7 +157,7 @@ impl Reader {
                 field.name(),
                 other.name()
             );
-            return self.report(ConfigError::new(text).hint("remove one of them"));
+            return self.report(ConfigError::new(text).with_hint("remove one of them"));
         }
         let value = if field.is_map() {
             self.map(field, json)
@@ -178,7 +178,7 @@ impl Reader {
                 field.name(),
                 describe(json)
             ));
-            self.report(error.hint(format!("write \"{}\": [ ... ]", field.name())));
+            self.report(error.with_hint(format!("write \"{}\": [ ... ]", field.name())));
             return None;
         };
         let kind = field.kind();
@@ -197,7 +197,7 @@ impl Reader {
                 field.name(),
                 describe(json)
             ));
-            self.report(error.hint(format!("write \"{}\": {{ \"key\": value }}", field.name())));
+            self.report(error.with_hint(format!("write \"{}\": {{ \"key\": value }}", field.name())));
             return None;
         };
         let (key_field, value_field) = (entry.map_entry_key_field(), entry.map_entry_value_field());
@@ -234,7 +234,7 @@ impl Reader {
                 if let (Json::String(text), "ModelParameter") = (json, descriptor.name()) {
                     let error =
                         ConfigError::new(format!("expected an object for ModelParameter, found \"{text}\""));
-                    self.report(error.hint(format!("write {{\"string_value\": {json}}}")));
+                    self.report(error.with_hint(format!("write {{\"string_value\": {json}}}")));
                     return None;
                 }
                 return self.message(descriptor, json).map(Value::Message);
@@ -271,7 +271,7 @@ impl Reader {
                 || format!("allowed are {}", schema::enum_names(values)),
                 |meant| format!("did you mean {meant}?"),
             );
-            self.report(error.hint(hint));
+            self.report(error.with_hint(hint));
             return None;
         }
         let number = integer(json).and_then(|v| i32::try_from(v).ok()).map(Value::EnumNumber);
@@ -292,9 +292,11 @@ impl Reader {
             ConfigError::new(format!("expected {takes} for \"{}\", found {}", field.name(), describe(json)));
         let error = match (kind, json) {
             (Kind::Bool, Json::String(text)) if matches!(text.as_str(), "true" | "false") => {
-                error.hint(format!("write {text} without quotes"))
+                error.with_hint(format!("write {text} without quotes"))
             }
-            (Kind::String, Json::Number(number)) => error.hint(format!("put it in quotes: \"{number}\"")),
+            (Kind::String, Json::Number(number)) => {
+                error.with_hint(format!("put it in quotes: \"{number}\""))
+            }
             _ => error,
         };
         self.report(error);

@@ -100,7 +100,7 @@ impl<'a> Parser<'a> {
             if !problem.is_blank {
                 return std::mem::replace(&mut self.token, next);
             }
-            let error = ConfigError::new(problem.message.clone()).hint(problem.hint.unwrap_or_default());
+            let error = ConfigError::new(problem.message.clone()).with_hint(problem.hint.unwrap_or_default());
             if self.errors.len() < MAX_ERRORS {
                 // Whether to stop is asked at the next error.
                 let _ = self.report(error, next.start, next.end);

@@ -29,19 +29,19 @@ impl Parser<'_> {
             Kind::Placeholder => {
                 let error =
                     ConfigError::new(format!("unfilled template placeholder {}", self.text_of(token)));
-                Some(error.hint(
+                Some(error.with_hint(
                     "put the value in its place; the file is served as it is, no template is filled in",
                 ))
             }
             Kind::Bad(problem) => {
                 let error = ConfigError::new(problem.message.clone());
                 Some(match problem.hint {
-                    Some(hint) => error.hint(hint),
+                    Some(hint) => error.with_hint(hint),
                     None => error,
                 })
             }
             Kind::Symbol(b'/') if self.is_foreign_comment(token) => {
-                Some(ConfigError::new("comments begin with #").hint("write # in place of // or /*"))
+                Some(ConfigError::new("comments begin with #").with_hint("write # in place of // or /*"))
             }
             _ => None,
         }
@@ -70,7 +70,9 @@ impl Parser<'_> {
         }
         let error =
             ConfigError::new("this looks like JSON; a config.pbtxt has fields without braces around them")
-                .hint("`trireme config convert` turns the JSON of the /config endpoint into config.pbtxt");
+                .with_hint(
+                    "`trireme config convert` turns the JSON of the /config endpoint into config.pbtxt",
+                );
         // Nothing is read behind it in either case.
         let _ = self.report_token(error);
         true
@@ -122,7 +124,7 @@ impl Parser<'_> {
             Kind::Symbol(b'{' | b'<') if list.is_some_and(|f| matches!(f.kind(), FieldKind::Message(_))) => {
                 let name = list.map(|f| f.name().to_owned()).unwrap_or_default();
                 let error = ConfigError::new(format!("a list of `{name}` entries needs [ ... ] around it"))
-                    .hint(format!(
+                    .with_hint(format!(
                         "write `{name} [ {{ ... }}, {{ ... }} ]`, or repeat the name: `{name} {{ ... }}`"
                     ));
                 self.report_token(error)?;
@@ -135,7 +137,7 @@ impl Parser<'_> {
             {
                 let name = list.map(|f| f.name().to_owned()).unwrap_or_default();
                 let error = ConfigError::new(format!("several values of `{name}` need [ ... ] around them"))
-                    .hint(format!("write `{name}: [ ..., ... ]`"));
+                    .with_hint(format!("write `{name}: [ ..., ... ]`"));
                 self.report_token(error)?;
                 while matches!(
                     self.token.kind,
@@ -148,7 +150,7 @@ impl Parser<'_> {
             }
             Kind::Symbol(b'}' | b'>') => {
                 let error = ConfigError::new(format!("unmatched {found}: no message is open here"))
-                    .hint("remove it, or look for a message above that was closed too early");
+                    .with_hint("remove it, or look for a message above that was closed too early");
                 self.report_token(error)?;
                 self.bump();
                 Ok(())
@@ -156,7 +158,7 @@ impl Parser<'_> {
             Kind::Symbol(b']') => {
                 let error = ConfigError::new("unmatched `]`: no list is open here");
                 let error = match previous {
-                    Some(field) => error.hint(format!("is a `[` missing after `{}`?", field.name())),
+                    Some(field) => error.with_hint(format!("is a `[` missing after `{}`?", field.name())),
                     None => error,
                 };
                 self.report_token(error)?;
@@ -164,7 +166,7 @@ impl Parser<'_> {
             }
             Kind::Symbol(b',' | b';') => {
                 let error = ConfigError::new(format!("unexpected {found}"))
-                    .hint("fields may be separated by one `,` or `;`, or by nothing");
+                    .with_hint("fields may be separated by one `,` or `;`, or by nothing");
                 self.report_token(error)?;
                 self.bump();
                 Ok(())
@@ -180,7 +182,9 @@ impl Parser<'_> {
             _ => {
                 let error = ConfigError::new(format!("expected a field name, found {found}"));
                 let error = match previous {
-                    Some(field) => error.hint(format!("the value of `{}` ends before this", field.name())),
+                    Some(field) => {
+                        error.with_hint(format!("the value of `{}` ends before this", field.name()))
+                    }
                     None => error,
                 };
                 self.report_token(error)?;
@@ -193,7 +197,7 @@ impl Parser<'_> {
         let error =
             ConfigError::new(format!("message {} has no field named \"{word}\"", message.full_name()));
         let hint = self.unknown_field_hint(message, word);
-        let mut error = error.hint(hint);
+        let mut error = error.with_hint(hint);
         if let Some(open) = self.open.last() {
             let span = self.span(open.start, open.end);
             error.related = Some(self.related(span, format!("`{}` is opened here", open.field)));
@@ -234,7 +238,7 @@ impl Parser<'_> {
     ) -> Step {
         let mut error =
             ConfigError::new(format!("non-repeated field \"{}\" is specified multiple times", field.name()))
-                .hint("keep one of them");
+                .with_hint("keep one of them");
         error.related = before.map(|span| self.related(span, "first specified here"));
         self.report(error, name.start, name.end)
     }
@@ -250,7 +254,7 @@ impl Parser<'_> {
             "field \"{}\" is specified along with field \"{other}\", another member of oneof \"{oneof}\"",
             field.name()
         ));
-        self.report(error.hint("keep one of them"), name.start, name.end)
+        self.report(error.with_hint("keep one of them"), name.start, name.end)
     }
 
     /// No colon behind the name of a scalar. True if a value follows that can be read all the same.
@@ -264,12 +268,12 @@ impl Parser<'_> {
         }
         if matches!(self.token.kind, Kind::Symbol(b'{' | b'<')) {
             let error = ConfigError::new(format!("`{name}` takes {}, found {found}", schema::takes(field)));
-            self.report_token(error.hint(format!("write `{name}: ...`")))?;
+            self.report_token(error.with_hint(format!("write `{name}: ...`")))?;
             self.skip_brackets();
             return Ok(false);
         }
         let error = ConfigError::new(format!("expected `:` after `{name}`, found {found}"));
-        self.report_token(error.hint(format!("write `{name}: ...`")))?;
+        self.report_token(error.with_hint(format!("write `{name}: ...`")))?;
         if self.eat(b'=') {
             return Ok(true);
         }
@@ -280,7 +284,7 @@ impl Parser<'_> {
     }
 
     pub(super) fn trailing_comma(&mut self, comma: &Token) -> Step {
-        let error = ConfigError::new("the list ends with a comma").hint("remove the comma before `]`");
+        let error = ConfigError::new("the list ends with a comma").with_hint("remove the comma before `]`");
         self.report(error, comma.start, comma.end)
     }
 
@@ -302,7 +306,8 @@ impl Parser<'_> {
             Kind::Name => !is_message && !self.names_a_field(),
             _ => false,
         };
-        let error = error.hint(if another { "put a comma between the values" } else { "is a `]` missing?" });
+        let error =
+            error.with_hint(if another { "put a comma between the values" } else { "is a `]` missing?" });
         self.report_token(error)?;
         if another || self.token.kind != Kind::End { Ok(another) } else { Err(Stop) }
     }
@@ -318,8 +323,10 @@ impl Parser<'_> {
                 FieldKind::Message(_) => format!(" {} {{ ... }}", f.name()),
                 _ => format!(" {}: ...", f.name()),
             });
-            error
-                .hint(format!("write `{name} {{{inner} }}`; its fields are {}", schema::field_names(message)))
+            error.with_hint(format!(
+                "write `{name} {{{inner} }}`; its fields are {}",
+                schema::field_names(message)
+            ))
         });
         self.report_token(error)?;
         match self.token.kind {
@@ -338,7 +345,7 @@ impl Parser<'_> {
         match self.token.kind {
             Kind::Symbol(b'[') => {
                 let error = ConfigError::new(format!("`{name}` takes one value, not a list"));
-                self.report_token(error.hint(format!("write `{name}: ...` without brackets")))?;
+                self.report_token(error.with_hint(format!("write `{name}: ...` without brackets")))?;
                 self.skip_brackets();
                 Ok(false)
             }
@@ -379,7 +386,7 @@ impl Parser<'_> {
             let error =
                 ConfigError::new(format!("expected {expected} for `{}`, found {found}", field.name()));
             match hint {
-                Some(hint) => error.hint(hint),
+                Some(hint) => error.with_hint(hint),
                 None => error,
             }
         });

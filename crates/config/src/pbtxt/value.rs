@@ -83,14 +83,14 @@ impl Parser<'_> {
                             path,
                             format!("the text {text:?} looks like an unfilled template placeholder"),
                         )
-                        .hint("fill the template before the file is served"),
+                        .with_hint("fill the template before the file is served"),
                     );
                 }
                 Ok(Some(Value::String(text)))
             }
             Err(_) => {
                 let error = ConfigError::new(format!("the text of `{}` is not UTF-8", field.name()));
-                self.report(error.hint("save the file as UTF-8"), start, end)?;
+                self.report(error.with_hint("save the file as UTF-8"), start, end)?;
                 Ok(None)
             }
         }
@@ -146,7 +146,7 @@ impl Parser<'_> {
                 || format!("allowed are {}", schema::enum_names(values)),
                 |name| format!("did you mean {name}?"),
             );
-            self.report_token(error.hint(hint))?;
+            self.report_token(error.with_hint(hint))?;
             self.bump();
             return Ok(None);
         }
@@ -182,7 +182,7 @@ impl Parser<'_> {
                     ConfigError::new(format!("integer out of range: {sign}{word} for `{}`", field.name()));
                 let hint = format!("{} takes {} to {}", range.name, range.min, range.max);
                 let end = self.last_end;
-                self.report(error.hint(hint), start, end)?;
+                self.report(error.with_hint(hint), start, end)?;
                 Ok(None)
             }
         }
