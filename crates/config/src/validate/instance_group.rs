@@ -1,0 +1,94 @@
+//! Rules of instance groups.
+
+use trireme_proto::inference::model_config::SchedulingChoice;
+use trireme_proto::inference::model_instance_group::Kind;
+
+use super::{Checker, TENSORRT_PLATFORM};
+use crate::normalize::MachineFacts;
+
+/// Instances of one group; each is an OS thread.
+const MAX_INSTANCES: i32 = 1024;
+
+pub(super) fn check(checker: &mut Checker<'_>, facts: &MachineFacts) {
+    let config = checker.config;
+    if matches!(config.scheduling_choice, Some(SchedulingChoice::EnsembleScheduling(_))) {
+        return;
+    }
+    if config.instance_group.is_empty() {
+        checker.fail(
+            "instance_group",
+            format!("must specify one or more 'instance group's for {}", config.name),
+        );
+    }
+    for (i, group) in config.instance_group.iter().enumerate() {
+        let path = format!("instance_group[{i}]");
+        let what = format!("instance group {} of model {}", group.name, config.name);
+        match Kind::try_from(group.kind) {
+            Ok(Kind::Model) if !group.gpus.is_empty() => {
+                let reason = format!("{what} has kind KIND_MODEL but specifies one or more GPUs");
+                checker.fail_with_hint(format!("{path}.gpus"), reason, "remove `gpus`");
+            }
+            Ok(Kind::Cpu) if !group.gpus.is_empty() => {
+                let reason = format!("{what} has kind KIND_CPU but specifies one or more GPUs");
+                checker.fail_with_hint(format!("{path}.gpus"), reason, "remove `gpus`");
+            }
+            Ok(Kind::Gpu) => gpus(checker, &group.gpus, facts, &path, &what),
+            Ok(Kind::Auto) => {
+                checker.fail(format!("{path}.kind"), format!("{what} has unexpected kind KIND_AUTO"))
+            }
+            Ok(Kind::Model | Kind::Cpu) => {}
+            Err(_) => {
+                let hint = "allowed are KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL";
+                checker.fail_with_hint(
+                    format!("{path}.kind"),
+                    format!("{what} has unknown kind {}", group.kind),
+                    hint,
+                );
+            }
+        }
+        if group.count > MAX_INSTANCES {
+            let reason =
+                format!("{what} has count {}; at most {MAX_INSTANCES} instances are possible", group.count);
+            checker.fail(format!("{path}.count"), reason);
+        }
+        for (j, profile) in group.profile.iter().enumerate() {
+            let path = format!("{path}.profile[{j}]");
+            if config.platform != TENSORRT_PLATFORM {
+                let reason = format!(
+                    "{what} and platform {}specifies profile field which is only supported for TensorRT models",
+                    config.platform
+                );
+                checker.fail(path, reason);
+                break;
+            }
+            if profile.parse::<u32>().is_err() {
+                let reason = format!(
+                    "{what} and platform {} specifies invalid profile {profile}. The field should contain the string \
+                     representation of a non-negative integer.",
+                    config.platform
+                );
+                checker.fail(path, reason);
+            }
+        }
+    }
+}
+
+fn gpus(checker: &mut Checker<'_>, wanted: &[i32], facts: &MachineFacts, path: &str, what: &str) {
+    if facts.gpus.is_empty() {
+        let reason = format!("{what} has kind KIND_GPU but no GPUs are available");
+        let hint = "write `kind: KIND_AUTO` to run on GPUs where there are some and on the CPU elsewhere, or `kind: KIND_CPU`";
+        checker.fail_with_hint(format!("{path}.kind"), reason, hint);
+        return;
+    }
+    if wanted.is_empty() {
+        checker.fail(format!("{path}.gpus"), format!("{what} has kind KIND_GPU but specifies no GPUs"));
+    }
+    for gpu in wanted.iter().filter(|gpu| !facts.gpus.contains(gpu)) {
+        let available: Vec<String> = facts.gpus.iter().map(i32::to_string).collect();
+        let reason = format!(
+            "{what} specifies invalid or unsupported gpu id {gpu}. The GPUs are: {}",
+            available.join(", ")
+        );
+        checker.fail(format!("{path}.gpus"), reason);
+    }
+}
