@@ -130,7 +130,7 @@ fn print_map(
 /// Map entries by key, so that the same configuration gives the same text.
 pub(crate) fn sorted(entries: &std::collections::HashMap<MapKey, Value>) -> Vec<(&MapKey, &Value)> {
     let mut entries: Vec<_> = entries.iter().collect();
-    entries.sort_by(|(a, _), (b, _)| a.cmp(b));
+    entries.sort_by_key(|(key, _)| *key);
     entries
 }
 

@@ -111,9 +111,9 @@ impl Parser<'_> {
                 return Err(Stop);
             }
             if line_comment {
-                self.skip_line()
+                self.skip_line();
             } else {
-                drop(self.bump())
+                self.bump();
             }
             return Ok(());
         }
@@ -263,7 +263,7 @@ impl Parser<'_> {
         let name = field.name();
         if let Some(error) = self.own_error(&self.token) {
             self.report_token(error)?;
-            drop(self.bump());
+            self.bump();
             return Ok(false);
         }
         if matches!(self.token.kind, Kind::Symbol(b'{' | b'<')) {

@@ -34,7 +34,7 @@ pub(super) fn check(checker: &mut Checker<'_>, facts: &MachineFacts) {
             }
             Ok(Kind::Gpu) => gpus(checker, &group.gpus, facts, &path, &what),
             Ok(Kind::Auto) => {
-                checker.fail(format!("{path}.kind"), format!("{what} has unexpected kind KIND_AUTO"))
+                checker.fail(format!("{path}.kind"), format!("{what} has unexpected kind KIND_AUTO"));
             }
             Ok(Kind::Model | Kind::Cpu) => {}
             Err(_) => {
