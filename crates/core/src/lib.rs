@@ -1,1 +1,33 @@
-//! trireme-core
+//! The server without its protocols: repository, life cycle, schedulers, statistics and metrics behind one façade,
+//! [`Server`].
+//!
+//! Invariants: no HTTP or gRPC type and no engine's name appears here; the request path takes no lock that a load,
+//! an unload or a metrics page can hold for long; every request that enters is answered exactly once.
+
+#![forbid(unsafe_code)]
+
+mod check;
+mod executor;
+mod infer;
+mod load;
+mod metrics;
+mod model;
+mod options;
+mod repository;
+mod scheduler;
+mod server;
+mod stats;
+mod table;
+mod threads;
+
+pub use check::{Finding, ModelCheck};
+pub use infer::RAW_INPUT_NAME;
+pub use load::LoadOverrides;
+pub use model::{Labels, ModelVersion, parse_version};
+pub use options::{BackendSetting, ModelControlMode, ServerOptions, SingleModel};
+pub use server::{IndexEntry, LoadRow, Server, ServerMetadata};
+pub use stats::{
+    BatchStatistics, DurationCount, FailureReason, InferStatistics, ModelStatistics, ResponseStatistics,
+};
+pub use table::ModelState;
+pub use threads::ThreadBudget;

@@ -1,0 +1,117 @@
+//! `trireme check`: the load pipeline without serving, its findings in a form that programs can read.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use trireme_backend::Backend;
+use trireme_config::{ConfigError, Note};
+use trireme_proto::inference::ModelConfig;
+use trireme_types::{Error, Result};
+
+use crate::executor::Executor;
+use crate::load::{LoadOverrides, Loader, config_path, model_dir};
+use crate::options::ServerOptions;
+use crate::repository;
+use crate::server::Server;
+use crate::threads::ThreadBudget;
+
+/// One thing that is wrong, or looks wrong, and where.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Finding {
+    pub message: String,
+    pub file: Option<PathBuf>,
+    /// From 1.
+    pub line: Option<u32>,
+    /// From 1.
+    pub column: Option<u32>,
+    pub hint: Option<String>,
+    /// The whole report for a person, with the source line and a caret where there is one.
+    pub report: String,
+}
+
+impl Finding {
+    pub(crate) fn message(message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { report: message.clone(), message, ..Self::default() }
+    }
+
+    pub(crate) fn from_config(error: &ConfigError) -> Self {
+        Self {
+            message: error.reason().to_owned(),
+            file: error.file().map(PathBuf::from),
+            line: error.line(),
+            column: error.column(),
+            hint: error.hint().map(str::to_owned),
+            report: error.to_string(),
+        }
+    }
+
+    pub(crate) fn from_note(note: &Note) -> Self {
+        Self {
+            message: note.message.clone(),
+            file: note.file.as_ref().map(PathBuf::from),
+            line: note.line,
+            column: note.column,
+            hint: note.hint.clone(),
+            report: note.to_string(),
+        }
+    }
+}
+
+/// What checking one model found.
+#[derive(Clone, Debug)]
+pub struct ModelCheck {
+    pub model: String,
+    pub path: PathBuf,
+    pub config_file: Option<PathBuf>,
+    /// Versions that were tried.
+    pub versions: Vec<(i64, Result<()>)>,
+    /// The completed configuration, if it came that far.
+    pub config: Option<ModelConfig>,
+    pub errors: Vec<Finding>,
+    pub warnings: Vec<Finding>,
+}
+
+impl Server {
+    /// Loads every model of the repositories, one after the other, and tells what is wrong with each. Nothing
+    /// serves and no port is opened.
+    ///
+    /// # Errors
+    /// A repository does not exist or cannot be read.
+    pub fn check(options: ServerOptions, backends: Vec<Arc<dyn Backend>>) -> Result<Vec<ModelCheck>, Error> {
+        let sources = repository::scan(&options.repositories, &options.single_models)?;
+        let budget = ThreadBudget::new(options.cores);
+        let loader = Loader::new(options.clone(), backends, Executor::new(), budget);
+        let wanted = &options.load_models;
+        let mut checks = Vec::with_capacity(sources.len());
+        for source in sources.iter().filter(|source| wanted.is_empty() || wanted.contains(&source.name)) {
+            let loaded = loader.load(source, &LoadOverrides::default());
+            let mut versions: Vec<(i64, Result<()>)> =
+                loaded.versions.iter().map(|model| (model.version(), Ok(()))).collect();
+            let mut errors = Vec::new();
+            for failure in &loaded.failures {
+                if let Some(version) = failure.version {
+                    versions.push((version, Err(failure.error.clone())));
+                }
+                if failure.findings.is_empty() {
+                    let report = format!("{}\n{}", failure.reason(), failure.advice);
+                    let hint = Some(failure.advice.clone());
+                    errors.push(Finding { hint, report, ..Finding::message(failure.reason()) });
+                } else {
+                    errors.extend(failure.findings.iter().cloned());
+                }
+            }
+            versions.sort_by_key(|(version, _)| *version);
+            checks.push(ModelCheck {
+                model: source.name.clone(),
+                path: model_dir(source),
+                config_file: config_path(source, &options),
+                versions,
+                config: loaded.config,
+                errors,
+                warnings: loaded.warnings,
+            });
+        }
+        Ok(checks)
+    }
+}

@@ -1,0 +1,491 @@
+//! From a model on disk to versions that can serve: configuration, backend, completion, instances.
+//!
+//! Loading touches nothing that serves. Whatever goes wrong becomes a [`LoadFailure`] of that model or version
+//! alone, with a paragraph that says what was looked for, what was found and what to do.
+
+mod advice;
+mod files;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use trireme_backend::{
+    Backend, InstanceContext, Model, ModelContext, ModelFiles, ModelInstance, ModelTensors, OpenModel,
+};
+use trireme_config::{ConfigErrors, InstanceKind, ModelSpec, Note, NoteLevel, Scheduling, VersionPolicy};
+use trireme_proto::inference::ModelConfig;
+use trireme_types::{Error, Result};
+
+pub(crate) use self::files::config_path;
+use self::files::{Places, ReadConfig};
+
+use crate::check::Finding;
+use crate::executor::Executor;
+use crate::model::{Labels, ModelParts, ModelVersion};
+use crate::options::ServerOptions;
+use crate::repository::{self, ModelSource, Place};
+use crate::scheduler::InstancePool;
+use crate::table::{Entry, VersionState};
+use crate::threads::ThreadBudget;
+
+/// What a load request brings along instead of what lies on disk.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOverrides {
+    /// Configuration as JSON, in place of the configuration file.
+    pub config: Option<String>,
+    /// Files by path relative to the model directory, in place of the directory.
+    pub files: Vec<(String, Bytes)>,
+}
+
+/// Why a model, or one version of it, cannot serve.
+#[derive(Clone, Debug)]
+pub(crate) struct LoadFailure {
+    /// `None`: the model as a whole.
+    pub(crate) version: Option<i64>,
+    pub(crate) error: Error,
+    /// What was looked for, what was found, what to do.
+    pub(crate) advice: String,
+    pub(crate) findings: Vec<Finding>,
+    no_version: bool,
+}
+
+impl LoadFailure {
+    fn of_model(error: Error, advice: impl Into<String>) -> Self {
+        Self { version: None, error, advice: advice.into(), findings: Vec::new(), no_version: false }
+    }
+
+    /// As the repository index gives it: `Invalid argument: ...`.
+    pub(crate) fn reason(&self) -> String {
+        format!("{}: {}", self.error.code().as_str(), self.error.message())
+    }
+
+    /// Whether the version policy left nothing to load.
+    pub(crate) fn is_version_policy(&self) -> bool {
+        self.no_version
+    }
+}
+
+/// Outcome of loading one model.
+#[derive(Debug, Default)]
+pub(crate) struct Loaded {
+    /// Versions that can serve, ascending.
+    pub(crate) versions: Vec<Arc<ModelVersion>>,
+    pub(crate) failures: Vec<LoadFailure>,
+    /// The completed configuration, as far as it came.
+    pub(crate) config: Option<ModelConfig>,
+    pub(crate) warnings: Vec<Finding>,
+}
+
+impl Loaded {
+    fn failed(failure: LoadFailure) -> Self {
+        Self { failures: vec![failure], ..Self::default() }
+    }
+
+    /// A model that was asked for by name and lies in no repository.
+    pub(crate) fn missing(name: &str, repositories: &str) -> Self {
+        let error = Error::not_found(format!("no directory '{name}' in {repositories}"));
+        let advice = format!(
+            "Looked for a directory '{name}' in {repositories} and found none. Check the name given to --load-model, or \
+             put the model there."
+        );
+        Self::failed(LoadFailure::of_model(error, advice))
+    }
+
+    pub(crate) fn into_entry(self) -> Entry {
+        let ready = self.versions.iter().map(|model| (model.version(), VersionState::ready()));
+        let failed = self.failures.iter().filter_map(|failure| {
+            failure.version.map(|version| (version, VersionState::unavailable(failure.reason())))
+        });
+        Entry { states: ready.chain(failed).collect(), ready: self.versions, failures: self.failures }
+    }
+}
+
+/// Loads models with the engines and options of one server.
+pub(crate) struct Loader {
+    options: ServerOptions,
+    backends: BTreeMap<String, Arc<dyn Backend>>,
+    executor: Executor,
+    budget: ThreadBudget,
+}
+
+/// A model between its configuration and its versions.
+struct Plan<'a> {
+    source: &'a ModelSource,
+    backend: &'a Arc<dyn Backend>,
+    config: ModelConfig,
+    places: Places,
+    versions: Vec<i64>,
+}
+
+impl Loader {
+    pub(crate) fn new(
+        options: ServerOptions,
+        backends: Vec<Arc<dyn Backend>>,
+        executor: Executor,
+        budget: ThreadBudget,
+    ) -> Self {
+        let backends = backends.into_iter().map(|backend| (backend.name().to_owned(), backend)).collect();
+        Self { options, backends, executor, budget }
+    }
+
+    pub(crate) fn budget(&self) -> ThreadBudget {
+        self.budget
+    }
+
+    pub(crate) fn backend_rows(&self) -> Vec<(String, String, String)> {
+        let row = |(name, backend): (&String, &Arc<dyn Backend>)| {
+            let settings: serde_json::Map<String, serde_json::Value> =
+                self.options.settings_for(name).iter().map(|(k, v)| (k.to_owned(), v.into())).collect();
+            let place = backend.describe().unwrap_or_else(|| "built in".to_owned());
+            (name.clone(), place, serde_json::json!({ "cmdline": settings }).to_string())
+        };
+        self.backends.iter().map(row).collect()
+    }
+
+    /// Loads every version that the model's policy selects.
+    pub(crate) fn load(&self, source: &ModelSource, overrides: &LoadOverrides) -> Loaded {
+        let mut warnings = Vec::new();
+        let plan = match self.plan(source, overrides, &mut warnings) {
+            Ok(plan) => plan,
+            Err(failure) => return Loaded { warnings, ..Loaded::failed(*failure) },
+        };
+        let mut loaded = self.load_versions(plan);
+        warnings.append(&mut loaded.warnings);
+        loaded.warnings = warnings;
+        loaded
+    }
+
+    /// The steps before any model file is opened.
+    fn plan<'a>(
+        &'a self,
+        source: &'a ModelSource,
+        overrides: &LoadOverrides,
+        warnings: &mut Vec<Finding>,
+    ) -> Result<Plan<'a>, Box<LoadFailure>> {
+        let name = source.name.as_str();
+        if let Place::Ambiguous(paths) = &source.place {
+            return Err(Box::new(advice::ambiguous(name, paths)));
+        }
+        if !overrides.files.is_empty() {
+            let error = Error::unsupported(
+                "loading a model from files in the request is not available yet; put the files into the repository",
+            );
+            return Err(Box::new(LoadFailure::of_model(
+                error,
+                "Put the model into the repository and load it by name.",
+            )));
+        }
+        let ReadConfig { mut config, places, notes } = files::read_config(source, &self.options, overrides)?;
+        let mut tell =
+            |notes: Vec<Note>| warnings.extend(notes.into_iter().map(|note| told(name, places.locate(note))));
+        tell(notes);
+        trireme_config::check_directory_name(&config, name).map_err(|errors| places.advise(errors))?;
+        name.clone_into(&mut config.name);
+
+        let on_disk = match &source.place {
+            Place::Directory(dir) => repository::versions(dir).map_err(|error| {
+                LoadFailure::of_model(error, "Make the model directory readable for the server.")
+            })?,
+            _ => vec![1],
+        };
+        let first_version = files::version_listing(source, on_disk.first().copied());
+        if !self.options.strict_config {
+            tell(
+                trireme_config::deduce(&mut config, &first_version)
+                    .map_err(|errors| places.advise(errors))?,
+            );
+        }
+        let backend = self.backend_of(&config, source)?;
+        let facts = self.facts(backend.as_ref());
+        tell(trireme_config::normalize(&mut config, &facts));
+
+        let versions = match VersionPolicy::of(&config) {
+            VersionPolicy::Latest(count) => on_disk.iter().rev().take(count).rev().copied().collect(),
+            VersionPolicy::All => on_disk.clone(),
+            VersionPolicy::Specific(wanted) => {
+                for version in wanted.iter().filter(|version| !on_disk.contains(version)) {
+                    let message =
+                        format!("version {version} is named in version_policy but has no directory");
+                    warnings.push(Finding::message(message));
+                }
+                on_disk.iter().filter(|version| wanted.contains(version)).copied().collect::<Vec<_>>()
+            }
+        };
+        if versions.is_empty() {
+            return Err(Box::new(advice::no_version(source, backend.default_model_filename(), &on_disk)));
+        }
+        Ok(Plan { source, backend, config, places, versions })
+    }
+
+    fn backend_of(
+        &self,
+        config: &ModelConfig,
+        source: &ModelSource,
+    ) -> Result<&Arc<dyn Backend>, Box<LoadFailure>> {
+        self.backends.get(&config.backend).ok_or_else(|| {
+            let built_in: Vec<&str> = self.backends.keys().map(String::as_str).collect();
+            Box::new(advice::no_backend(config, source, &built_in))
+        })
+    }
+
+    fn facts(&self, backend: &dyn Backend) -> trireme_config::MachineFacts {
+        trireme_config::MachineFacts {
+            gpus: Vec::new(),
+            default_cpu_instances: backend.default_cpu_instance_count(),
+        }
+    }
+
+    fn load_versions(&self, plan: Plan<'_>) -> Loaded {
+        let name = plan.source.name.clone();
+        let mut loaded = Loaded::default();
+        let mut config = plan.config;
+        let places = plan.places;
+        let mut completed = false;
+        for &version in &plan.versions {
+            let started = Instant::now();
+            let result =
+                self.open(plan.source, plan.backend, &config, version).and_then(|(opened, context)| {
+                    if !completed {
+                        let notes =
+                            self.complete(&mut config, &places, plan.backend.as_ref(), opened.as_ref())?;
+                        loaded.warnings.extend(notes);
+                        completed = true;
+                    }
+                    self.build(plan.source, &config, &places, opened, &context, started)
+                });
+            match result {
+                Ok(model) => loaded.versions.push(Arc::new(model)),
+                Err(mut failure) => {
+                    failure.version = Some(version);
+                    if failure.advice.is_empty() {
+                        failure.advice = advice::version(plan.source, version, &config, &failure.error);
+                    }
+                    loaded.failures.push(*failure);
+                }
+            }
+        }
+        tracing::debug!(
+            "loading '{name}' ended: {} ready, {} failed",
+            loaded.versions.len(),
+            loaded.failures.len()
+        );
+        loaded.config = Some(config);
+        loaded
+    }
+
+    fn open(
+        &self,
+        source: &ModelSource,
+        backend: &Arc<dyn Backend>,
+        config: &ModelConfig,
+        version: i64,
+    ) -> Result<(Box<dyn OpenModel>, ModelContext), Box<LoadFailure>> {
+        let context = self.context(source, backend.as_ref(), config, version);
+        let opened = backend.open(&context).map_err(plain)?;
+        Ok((opened, context))
+    }
+
+    fn context(
+        &self,
+        source: &ModelSource,
+        backend: &dyn Backend,
+        config: &ModelConfig,
+        version: i64,
+    ) -> ModelContext {
+        let instances: usize =
+            config.instance_group.iter().map(|group| usize::try_from(group.count).unwrap_or(1).max(1)).sum();
+        let accelerators = config
+            .optimization
+            .iter()
+            .flat_map(|o| &o.execution_accelerators)
+            .flat_map(|e| e.gpu_execution_accelerator.iter().chain(&e.cpu_execution_accelerator));
+        ModelContext {
+            name: Arc::from(source.name.as_str()),
+            version,
+            files: model_files(source, backend, config, version),
+            parameters: config.parameters.iter().map(|(k, v)| (k.clone(), v.string_value.clone())).collect(),
+            settings: self.options.settings_for(backend.name()),
+            graph_level: config.optimization.as_ref().and_then(|o| o.graph.as_ref()).map(|graph| graph.level),
+            op_libraries: config
+                .model_operations
+                .iter()
+                .flat_map(|o| o.op_library_filename.clone())
+                .collect(),
+            accelerators: accelerators
+                .map(|a| (a.name.clone(), a.parameters.iter().map(|(k, v)| (k.clone(), v.clone())).collect()))
+                .collect(),
+            decoupled: config.model_transaction_policy.as_ref().is_some_and(|policy| policy.decoupled),
+            threads: self.budget.per_instance(instances),
+            config_json: Arc::from(trireme_config::to_json(config)),
+        }
+    }
+
+    /// Completes the configuration with what the model file says and checks the two against one another.
+    fn complete(
+        &self,
+        config: &mut ModelConfig,
+        places: &Places,
+        backend: &dyn Backend,
+        opened: &dyn OpenModel,
+    ) -> Result<Vec<Finding>, Box<LoadFailure>> {
+        let name = config.name.clone();
+        let refused = |errors: ConfigErrors| places.advise(errors);
+        let report = opened.report().map_err(plain)?;
+        let mut findings = Vec::new();
+        if let Some(report) = &report {
+            let default = self.options.default_max_batch_size(backend.name());
+            let notes = trireme_config::complete(config, report, default, self.options.strict_config)
+                .map_err(refused)?;
+            findings.extend(notes.into_iter().map(|note| told(&name, places.locate(note))));
+        }
+        trireme_config::normalize(config, &self.facts(backend));
+        trireme_config::validate(config, &self.facts(backend)).map_err(refused)?;
+        if let Some(report) = &report {
+            trireme_config::check_report(config, report).map_err(refused)?;
+        }
+        Ok(findings)
+    }
+
+    fn build(
+        &self,
+        source: &ModelSource,
+        config: &ModelConfig,
+        places: &Places,
+        opened: Box<dyn OpenModel>,
+        context: &ModelContext,
+        started: Instant,
+    ) -> Result<ModelVersion, Box<LoadFailure>> {
+        let name = &source.name;
+        let spec = ModelSpec::from_config(config).map_err(|errors| places.advise(errors))?;
+        if let Some(what) = unsupported(&spec, config) {
+            return Err(plain(Error::unsupported(format!(
+                "{what} of model '{name}' is not available yet in this version of trireme"
+            ))));
+        }
+        let tensors = ModelTensors {
+            max_batch_size: spec.max_batch_size,
+            inputs: spec.inputs.clone(),
+            outputs: spec.outputs.clone(),
+            injected: Vec::new(),
+        };
+        let labels = files::read_labels(source, &spec)?;
+        let backend_model = opened.load(tensors.clone()).map_err(plain)?;
+        let contexts = instance_contexts(&spec);
+        let instances: Vec<Box<dyn ModelInstance>> = contexts
+            .iter()
+            .map(|context| backend_model.instance(context))
+            .collect::<Result<_>>()
+            .map_err(plain)?;
+        let remake = remake(Arc::clone(&backend_model), contexts);
+        Ok(ModelVersion::new(ModelParts {
+            name: Arc::clone(&context.name),
+            version: context.version,
+            spec,
+            config: Arc::new(config.clone()),
+            config_json: Bytes::from(trireme_config::to_json(config)),
+            tensors,
+            labels,
+            backend_model,
+            pool: InstancePool::new(instances, self.executor.clone(), remake),
+            load_duration: started.elapsed(),
+        }))
+    }
+}
+
+/// A note on its way to the log, a warning also to the report of `trireme check`.
+fn told(model: &str, note: Note) -> Finding {
+    match note.level {
+        NoteLevel::Info => tracing::debug!("model '{model}': {note}"),
+        NoteLevel::Warning => tracing::warn!("model '{model}': {note}"),
+    }
+    Finding::from_note(&note)
+}
+
+/// A failure without advice of its own yet.
+fn plain(error: Error) -> Box<LoadFailure> {
+    Box::new(LoadFailure::of_model(error, ""))
+}
+
+/// The part of a configuration that no scheduler here can keep its promise of.
+fn unsupported(spec: &ModelSpec, config: &ModelConfig) -> Option<&'static str> {
+    match &spec.scheduling {
+        Scheduling::Sequence(_) => return Some("sequence_batching"),
+        Scheduling::Ensemble(_) => return Some("ensemble_scheduling"),
+        Scheduling::Default | Scheduling::Dynamic(_) => {}
+    }
+    if config.response_cache.as_ref().is_some_and(|cache| cache.enable) {
+        return Some("response_cache");
+    }
+    if !config.model_warmup.is_empty() {
+        return Some("model_warmup");
+    }
+    if config.model_repository_agents.as_ref().is_some_and(|agents| !agents.agents.is_empty()) {
+        return Some("model_repository_agents");
+    }
+    (!config.batch_input.is_empty() || !config.batch_output.is_empty()).then_some("batch_input/batch_output")
+}
+
+fn instance_contexts(spec: &ModelSpec) -> Vec<InstanceContext> {
+    let group_instances = |group: &trireme_config::InstanceGroup| {
+        let kind = match group.kind {
+            InstanceKind::Gpu => trireme_backend::InstanceKind::Gpu,
+            InstanceKind::Model => trireme_backend::InstanceKind::Model,
+            InstanceKind::Cpu | InstanceKind::Auto => trireme_backend::InstanceKind::Cpu,
+        };
+        let name = group.name.clone();
+        let profiles = group.profiles.clone();
+        (0..group.count)
+            .map(move |index| InstanceContext {
+                name: format!("{name}_{index}"),
+                kind,
+                device_id: 0,
+                profiles: profiles.clone(),
+            })
+            .collect::<Vec<_>>()
+    };
+    spec.instance_groups.iter().flat_map(group_instances).collect()
+}
+
+fn remake(model: Arc<dyn Model>, contexts: Vec<InstanceContext>) -> crate::scheduler::Remake {
+    Box::new(move |index| {
+        let context = contexts.get(index).ok_or_else(|| Error::internal("no such instance"))?;
+        model.instance(context)
+    })
+}
+
+fn model_files(
+    source: &ModelSource,
+    backend: &dyn Backend,
+    config: &ModelConfig,
+    version: i64,
+) -> ModelFiles {
+    match &source.place {
+        Place::File(path) => {
+            let dir = path.parent().map(Path::to_path_buf).unwrap_or_default();
+            ModelFiles { model_dir: dir.clone(), version_dir: dir, model_path: path.clone() }
+        }
+        Place::Directory(dir) => {
+            let version_dir = dir.join(version.to_string());
+            let named = Some(config.default_model_filename.as_str()).filter(|name| !name.is_empty());
+            let file = named.or(backend.default_model_filename());
+            let model_path = file.map(|file| version_dir.join(file)).unwrap_or_default();
+            ModelFiles { model_dir: dir.clone(), version_dir, model_path }
+        }
+        Place::Ambiguous(_) => ModelFiles::default(),
+    }
+}
+
+/// Labels by output.
+pub(crate) type LabelMap = HashMap<Arc<str>, Labels>;
+
+/// Path of the model's own directory, for messages and side files.
+pub(crate) fn model_dir(source: &ModelSource) -> PathBuf {
+    match &source.place {
+        Place::Directory(dir) => dir.clone(),
+        Place::File(path) => path.parent().map(Path::to_path_buf).unwrap_or_default(),
+        Place::Ambiguous(paths) => paths.first().cloned().unwrap_or_default(),
+    }
+}

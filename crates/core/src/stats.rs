@@ -1,0 +1,260 @@
+//! Counts and durations of one model version, as the statistics extension and the metrics show them.
+//!
+//! One short lock per execution; readers take a copy. A request is counted before its answer leaves, so a client
+//! that asks after its answer finds itself counted.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use trireme_types::MemoryUsage;
+
+/// Number of events and their time together, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DurationCount {
+    pub count: u64,
+    pub ns: u64,
+}
+
+impl DurationCount {
+    pub(crate) fn add(&mut self, count: u64, time: Duration) {
+        self.count += count;
+        self.ns = self.ns.saturating_add(nanoseconds(time).saturating_mul(count));
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Why a request failed: label `reason` of `nv_inference_request_failure`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureReason {
+    /// Refused by a scheduler: queue full or time in the queue over.
+    Rejected,
+    /// The client went away.
+    Canceled,
+    /// The backend answered with an error.
+    Backend,
+    Other,
+}
+
+impl FailureReason {
+    pub const ALL: [Self; 4] = [Self::Rejected, Self::Canceled, Self::Backend, Self::Other];
+
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Rejected => "REJECTED",
+            Self::Canceled => "CANCELED",
+            Self::Backend => "BACKEND",
+            Self::Other => "OTHER",
+        }
+    }
+}
+
+/// Message `InferStatistics` of the protocol.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InferStatistics {
+    pub success: DurationCount,
+    pub fail: DurationCount,
+    pub queue: DurationCount,
+    pub compute_input: DurationCount,
+    pub compute_infer: DurationCount,
+    pub compute_output: DurationCount,
+    pub cache_hit: DurationCount,
+    pub cache_miss: DurationCount,
+}
+
+/// Message `InferBatchStatistics`: executions of one batch size.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BatchStatistics {
+    pub batch_size: u64,
+    pub compute_input: DurationCount,
+    pub compute_infer: DurationCount,
+    pub compute_output: DurationCount,
+}
+
+/// Message `InferResponseStatistics`: the n-th response of decoupled requests.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ResponseStatistics {
+    pub compute_infer: DurationCount,
+    pub compute_output: DurationCount,
+    pub success: DurationCount,
+    pub fail: DurationCount,
+    pub empty_response: DurationCount,
+    pub cancel: DurationCount,
+}
+
+/// Message `ModelStatistics`.
+#[derive(Clone, Debug, Default)]
+pub struct ModelStatistics {
+    pub name: String,
+    pub version: i64,
+    /// Milliseconds since the epoch; 0 before the first inference.
+    pub last_inference_ms: u64,
+    /// Rows executed.
+    pub inference_count: u64,
+    /// Batches executed.
+    pub execution_count: u64,
+    pub inference_stats: InferStatistics,
+    pub response_stats: BTreeMap<String, ResponseStatistics>,
+    pub batch_stats: Vec<BatchStatistics>,
+    pub memory_usage: Vec<MemoryUsage>,
+}
+
+/// Durations of the parts of one execution.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ComputeTimes {
+    pub(crate) input: Duration,
+    pub(crate) infer: Duration,
+    pub(crate) output: Duration,
+}
+
+/// Running totals of one model version.
+#[derive(Debug, Default)]
+pub(crate) struct Statistics(Mutex<Totals>);
+
+/// A copy of the totals.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) infer: InferStatistics,
+    pub(crate) last_inference_ms: u64,
+    pub(crate) inference_count: u64,
+    pub(crate) execution_count: u64,
+    pub(crate) failures: [u64; 4],
+    batches: BTreeMap<u64, BatchStatistics>,
+    responses: BTreeMap<u32, ResponseStatistics>,
+}
+
+/// One request that an execution answered.
+pub(crate) struct Answered {
+    pub(crate) success: bool,
+    /// From the arrival of the request to its answer.
+    pub(crate) total: Duration,
+    /// From the scheduler to the start of the execution.
+    pub(crate) queue: Duration,
+    pub(crate) rows: u64,
+}
+
+impl Statistics {
+    /// Counts one execution and the requests it answered.
+    pub(crate) fn executed(&self, times: ComputeTimes, answered: &[Answered]) {
+        let mut totals = self.0.lock();
+        let mut rows = 0;
+        for request in answered {
+            rows += request.rows;
+            if request.success {
+                totals.infer.success.add(1, request.total);
+                totals.infer.queue.add(1, request.queue);
+                totals.infer.compute_input.add(1, times.input);
+                totals.infer.compute_infer.add(1, times.infer);
+                totals.infer.compute_output.add(1, times.output);
+                totals.inference_count += request.rows;
+            } else {
+                totals.infer.fail.add(1, request.total);
+                totals.failures[FailureReason::Backend as usize] += 1;
+            }
+        }
+        if answered.iter().any(|request| request.success) {
+            totals.execution_count += 1;
+            totals.last_inference_ms = now_ms();
+            let batch = totals.batches.entry(rows).or_default();
+            batch.batch_size = rows;
+            batch.compute_input.add(1, times.input);
+            batch.compute_infer.add(1, times.infer);
+            batch.compute_output.add(1, times.output);
+        }
+    }
+
+    /// Counts a request that failed without an execution.
+    pub(crate) fn failed(&self, reason: FailureReason, total: Duration) {
+        let mut totals = self.0.lock();
+        totals.infer.fail.add(1, total);
+        totals.failures[reason as usize] += 1;
+    }
+
+    /// Counts the `index`-th response of a decoupled request. `infer` runs from the start of the execution or the
+    /// response before.
+    pub(crate) fn responded(&self, index: u32, success: Option<bool>, infer: Duration) {
+        let mut totals = self.0.lock();
+        let response = totals.responses.entry(index).or_default();
+        match success {
+            Some(true) => {
+                response.compute_infer.add(1, infer);
+                response.compute_output.add(1, Duration::ZERO);
+                response.success.add(1, infer);
+            }
+            Some(false) => {
+                response.compute_infer.add(1, infer);
+                response.fail.add(1, infer);
+            }
+            None => response.empty_response.add(1, infer),
+        }
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        self.0.lock().clone()
+    }
+}
+
+impl Totals {
+    pub(crate) fn into_statistics(
+        self,
+        name: &str,
+        version: i64,
+        memory: Vec<MemoryUsage>,
+    ) -> ModelStatistics {
+        ModelStatistics {
+            name: name.to_owned(),
+            version,
+            last_inference_ms: self.last_inference_ms,
+            inference_count: self.inference_count,
+            execution_count: self.execution_count,
+            inference_stats: self.infer,
+            response_stats: self
+                .responses
+                .into_iter()
+                .map(|(index, stats)| (index.to_string(), stats))
+                .collect(),
+            batch_stats: self.batches.into_values().collect(),
+            memory_usage: memory,
+        }
+    }
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_request_is_no_inference() {
+        let statistics = Statistics::default();
+        let times = ComputeTimes {
+            input: Duration::from_nanos(1),
+            infer: Duration::from_nanos(2),
+            output: Duration::ZERO,
+        };
+        let answered = |success, rows| Answered {
+            success,
+            total: Duration::from_nanos(10),
+            queue: Duration::from_nanos(3),
+            rows,
+        };
+        statistics.executed(times, &[answered(true, 4)]);
+        statistics.executed(times, &[answered(false, 2)]);
+        statistics.failed(FailureReason::Canceled, Duration::from_nanos(5));
+        let totals = statistics.totals();
+        assert_eq!((totals.inference_count, totals.execution_count), (4, 1));
+        assert_eq!(totals.infer.success, DurationCount { count: 1, ns: 10 });
+        assert_eq!(totals.infer.fail, DurationCount { count: 2, ns: 15 });
+        assert_eq!(totals.failures, [0, 1, 1, 0]);
+        let shown = totals.into_statistics("m", 1, Vec::new());
+        assert_eq!(shown.batch_stats.len(), 1);
+        assert_eq!(shown.batch_stats[0].batch_size, 4);
+    }
+}
