@@ -1,0 +1,151 @@
+//! The HTTP/1.1 frontend: the KServe v2 protocol and Triton's extensions to it.
+//!
+//! A request is routed, let through or refused, received, and turned into the words of the core; nothing of HTTP goes
+//! beyond this module. Every refusal is JSON, `{"error": "..."}`, with a status from the table in [`crate::status`];
+//! what is the client's fault is never 500.
+//!
+//! `--http-max-input-size` limits what the server has to read or write anew: the JSON of a request, each tensor
+//! written in JSON, a raw request and a decompressed body. Binary tensors behind the JSON are not limited by it, up
+//! to 2 GiB - 1 for the whole body as in Triton; memory is taken only as their bytes arrive.
+
+mod body;
+mod compression;
+pub(crate) mod connection;
+mod control;
+mod forward;
+pub mod infer;
+mod load_request;
+pub(crate) mod reply;
+mod restricted;
+mod route;
+
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::EXPECT;
+use http::request::Parts;
+use http::{Method, Request};
+use http_body::Body;
+use hyper::body::Incoming;
+use trireme_core::Server;
+use trireme_types::Result;
+
+pub use self::forward::HeaderForward;
+pub use self::restricted::{Category, RestrictedApis};
+
+use self::body::BodyLimit;
+use self::reply::{Refusal, Reply};
+use self::route::{ModelAction, Route, route};
+use crate::shutdown::Shutdown;
+
+/// Settings of the HTTP frontend.
+#[derive(Clone, Debug)]
+pub struct HttpOptions {
+    /// `--http-max-input-size`, bytes.
+    pub max_input_size: usize,
+    /// `--http-header-forward-pattern`.
+    pub header_forward: HeaderForward,
+    /// `--http-restricted-api`.
+    pub restricted: RestrictedApis,
+}
+
+impl Default for HttpOptions {
+    fn default() -> Self {
+        Self {
+            max_input_size: 64 << 20,
+            header_forward: HeaderForward::default(),
+            restricted: RestrictedApis::default(),
+        }
+    }
+}
+
+/// What every request needs.
+#[derive(Debug)]
+pub(crate) struct Frontend {
+    server: Arc<Server>,
+    options: HttpOptions,
+}
+
+/// Serves HTTP until the shutdown begins. Connections run on as tasks of `shutdown`, until their requests are
+/// answered.
+///
+/// # Errors
+/// The listener cannot be used by the runtime.
+pub async fn serve_http(
+    listener: TcpListener,
+    server: Arc<Server>,
+    options: HttpOptions,
+    shutdown: Shutdown,
+) -> Result<()> {
+    let frontend = Arc::new(Frontend { server, options });
+    let service = move |request| answer(Arc::clone(&frontend), request);
+    connection::serve(listener, service, shutdown).await
+}
+
+async fn answer(frontend: Arc<Frontend>, request: Request<Incoming>) -> Reply {
+    let (parts, mut body) = request.into_parts();
+    match dispatch(&frontend, &parts, &mut body).await {
+        Ok(reply) => reply,
+        Err(mut refusal) => {
+            // The client may be sending still. It reads the answer when it is done; one that waits for leave to send
+            // (`Expect: 100-continue`) gets the answer in its place.
+            if !refusal.close && !body.is_end_stream() {
+                refusal.close = parts.headers.contains_key(EXPECT) || !body::discard(&mut body).await;
+            }
+            refusal.into_reply()
+        }
+    }
+}
+
+async fn dispatch(frontend: &Arc<Frontend>, parts: &Parts, body: &mut Incoming) -> Result<Reply, Refusal> {
+    let Some(route) = route(parts.uri.path())? else { return Err(Refusal::not_found()) };
+    frontend.options.restricted.check(route.category(), &parts.headers)?;
+    if !route.allows(&parts.method) {
+        return Err(Refusal::method_not_allowed());
+    }
+    let server = &frontend.server;
+    match route {
+        Route::Model { name, version, action: ModelAction::Infer } => {
+            infer::infer(frontend, &name, version, parts, body).await
+        }
+        Route::Live => control::live(server),
+        Route::Ready => control::ready(server),
+        Route::ServerMetadata => Ok(control::server_metadata(server)),
+        Route::AllStatistics => control::statistics(server, "", ""),
+        Route::Model { name, version, action } => match action {
+            ModelAction::Ready => control::model_ready(server, &name, version),
+            ModelAction::Config => control::model_config(server, &name, version),
+            ModelAction::Statistics => control::statistics(server, &name, version),
+            ModelAction::TraceSetting => Err(Refusal::not_available("the trace extension")),
+            ModelAction::Generate | ModelAction::GenerateStream => {
+                Err(Refusal::not_available("the generate extension"))
+            }
+            ModelAction::Metadata | ModelAction::Infer => control::model_metadata(server, &name, version),
+        },
+        Route::Index => control::index(Arc::clone(server), small_body(frontend, body).await?).await,
+        Route::Load(name) => {
+            control::load(Arc::clone(server), name.into_owned(), small_body(frontend, body).await?).await
+        }
+        Route::Unload(name) => {
+            control::unload(Arc::clone(server), name.into_owned(), small_body(frontend, body).await?).await
+        }
+        Route::NamedRepository => Err(Refusal::from(trireme_types::Error::unsupported(
+            "'repository_name' specification is not supported",
+        ))),
+        Route::SharedMemory { kind, region, action } => {
+            control::shared_memory(kind, region.as_deref(), action)
+        }
+        Route::TraceSetting => Err(Refusal::not_available("the trace extension")),
+        Route::Logging => {
+            let what = if parts.method == Method::GET { "reading" } else { "changing" };
+            Err(Refusal::not_available(&format!("{what} the log settings")))
+        }
+    }
+}
+
+/// The body of a request that is JSON only.
+async fn small_body(frontend: &Frontend, body: &mut Incoming) -> Result<Bytes, Refusal> {
+    let limit = BodyLimit { bytes: frontend.options.max_input_size, message: body::json_too_large };
+    body::receive(body, 0, Some(limit)).await
+}

@@ -1,0 +1,361 @@
+//! `POST /v2/models/{m}[/versions/{v}]/infer`: from the bytes of a request to the words of the core, and back.
+//!
+//! The order of the checks is Triton's: version, model, decoupled, content encoding, lengths, JSON, inputs. What the
+//! model expects is checked by the core. Parsing and printing of more than 64 KiB of JSON leaves the async workers,
+//! so that one large request does not hold up the small ones.
+
+mod binary;
+mod data;
+mod head;
+mod response;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Response};
+use hyper::body::Incoming;
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+use trireme_core::{ModelVersion, parse_version};
+use trireme_types::{
+    Error, InferInput, InferRequest, InferResponse, RequestedOutput, Responder, ResponseSink, Result,
+    TensorBuffer,
+};
+
+pub use self::binary::{BinaryTail, parse_header_length};
+pub use self::head::{HeadInput, HeadOutput, InferHead, SharedMemory, Source, parse_infer_head};
+pub use self::response::{EncodedResponse, encode};
+
+use super::Frontend;
+use super::body::{self, BodyLimit};
+use super::compression::{self, BLOCKING_BYTES, Encoding};
+use super::reply::{Pieces, Refusal, Reply};
+use crate::classification::classify;
+
+const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
+const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// Answers an inference request.
+pub(super) async fn infer(
+    frontend: &Arc<Frontend>,
+    name: &str,
+    version: &str,
+    parts: &Parts,
+    body: &mut Incoming,
+) -> Result<Reply, Refusal> {
+    let received = Instant::now();
+    let model = frontend.server.model(name, parse_version(version)?)?;
+    if model.is_decoupled() {
+        return Err(Refusal::from(Error::unsupported(
+            "HTTP end point doesn't support models with decoupled transaction policy; use generate_stream, or \
+             ModelStreamInfer over gRPC",
+        )));
+    }
+    let understood = understand(frontend, &model, parts, body, received).await;
+    let (request, plan) = understood.inspect_err(|refusal| {
+        if refusal.status.is_client_error() {
+            frontend.server.record_refused_request();
+        }
+    })?;
+
+    let (sink, answer) = AnswerSink::new();
+    frontend.server.infer(&model, request, Responder::new(Box::new(sink)));
+    let response =
+        answer.await.unwrap_or_else(|_| Err(Error::internal("the request was dropped unanswered")))?;
+
+    let encoded = if plan.json_bytes(&response) > BLOCKING_BYTES {
+        blocking(move || plan.encode(&model, response)).await??
+    } else {
+        plan.encode(&model, response)?
+    };
+    reply(encoded, compression::for_response(&parts.headers)).await
+}
+
+/// Receives the request and turns it into the core's words.
+async fn understand(
+    frontend: &Arc<Frontend>,
+    model: &Arc<ModelVersion>,
+    parts: &Parts,
+    body: &mut Incoming,
+    received: Instant,
+) -> Result<(InferRequest, OutputPlan), Refusal> {
+    let limit = frontend.options.max_input_size;
+    let encoding = compression::of_request(&parts.headers)?;
+    let header = parts.headers.get(&HEADER_LENGTH).map(HeaderValue::as_bytes);
+    let body = receive(header, encoding, limit, body).await?;
+    let header_length = header.map(|value| parse_header_length(value, body.len())).transpose()?;
+    let json_length = header_length.unwrap_or(body.len());
+    if json_length > limit {
+        return Err(Refusal::too_large(body::json_too_large(json_length as u64, limit)));
+    }
+    if header_length == Some(0) && body.len() > limit {
+        return Err(Refusal::too_large(raw_too_large(body.len() as u64, limit)));
+    }
+
+    let (mut request, plan) = if json_length > BLOCKING_BYTES {
+        let model = Arc::clone(model);
+        blocking(move || build(&model, &body, header_length, limit, received)).await??
+    } else {
+        build(model, &body, header_length, limit, received)?
+    };
+    frontend.options.header_forward.add(&parts.headers, &mut request.parameters)?;
+    Ok((request, plan))
+}
+
+/// The whole body, decompressed. What must be small is refused by its announced length.
+async fn receive(
+    header: Option<&[u8]>,
+    encoding: Encoding,
+    limit: usize,
+    body: &mut Incoming,
+) -> Result<Bytes, Refusal> {
+    let announced = header.and_then(|value| std::str::from_utf8(value).ok()?.trim().parse::<usize>().ok());
+    let message = match announced {
+        None => Some(body::json_too_large as fn(u64, usize) -> String),
+        Some(0) => Some(raw_too_large as fn(u64, usize) -> String),
+        Some(_) => None,
+    };
+    let known_part =
+        message.filter(|_| encoding == Encoding::Identity && (header.is_none() || announced == Some(0)));
+    let body_limit = known_part.map(|message| BodyLimit { bytes: limit, message });
+    let received = body::receive(body, announced.unwrap_or(0), body_limit).await?;
+    match encoding {
+        Encoding::Identity => Ok(received),
+        _ if received.len() > BLOCKING_BYTES => {
+            blocking(move || compression::decompress(encoding, &received, limit)).await?
+        }
+        _ => compression::decompress(encoding, &received, limit),
+    }
+}
+
+fn raw_too_large(bytes: u64, limit: usize) -> String {
+    format!(
+        "Raw input has a byte_size ({bytes} bytes) that exceeds the maximum allowed value of {limit} bytes. Use \
+         --http-max-input-size to increase the limit."
+    )
+}
+
+/// Runs work that takes long on a thread that may block.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Refusal> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| Refusal::internal(format!("the request failed: {error}")))
+}
+
+/// Reads the body of a request for a model.
+fn build(
+    model: &ModelVersion,
+    body: &Bytes,
+    header_length: Option<usize>,
+    limit: usize,
+    received: Instant,
+) -> Result<(InferRequest, OutputPlan)> {
+    let mut request = InferRequest::received_at(received);
+    if header_length == Some(0) {
+        request.inputs.push(model.raw_input(TensorBuffer::from(body.clone()))?);
+        return Ok((request, OutputPlan { binary_by_default: true, listed: SmallVec::new() }));
+    }
+    let (json, mut tail) = BinaryTail::split(body, header_length, model.name());
+    let head = parse_infer_head(&json, limit)?;
+    for input in head.inputs {
+        let data = match input.source {
+            Source::Json(data) => data,
+            Source::Binary(size) => TensorBuffer::from(tail.take(&input.name, size)?),
+            Source::SharedMemory(memory) => return Err(no_region(&memory)),
+        };
+        let name = model.input_name(&input.name);
+        request.inputs.push(InferInput { name, data_type: input.data_type, shape: input.shape, data });
+    }
+    tail.finish()?;
+
+    let mut plan = OutputPlan { binary_by_default: head.binary_data_output, listed: SmallVec::new() };
+    for output in head.outputs {
+        if let Some(memory) = &output.shared_memory {
+            return Err(no_region(memory));
+        }
+        // An output that is listed twice is sent once, as the first entry says.
+        if plan.listed(&output.name).is_some() {
+            continue;
+        }
+        let name = model.output_name(&output.name);
+        let classes = usize::try_from(output.classification).unwrap_or(usize::MAX);
+        plan.listed.push(ListedOutput { name: Arc::clone(&name), binary: output.binary_data, classes });
+        request.outputs.push(RequestedOutput { name });
+    }
+    request.id = head.id.into_owned();
+    request.sequence = head.sequence;
+    request.priority = head.priority;
+    request.timeout_us = head.timeout_us;
+    request.parameters = head.parameters;
+    Ok((request, plan))
+}
+
+/// No region can be registered yet, so that every one is unknown.
+#[cold]
+fn no_region(memory: &SharedMemory<'_>) -> Error {
+    Error::not_found(format!("Unable to find shared memory region: '{}'", memory.region))
+}
+
+/// In which form the outputs go back.
+#[derive(Debug)]
+struct OutputPlan {
+    /// Of outputs that are not listed.
+    binary_by_default: bool,
+    listed: SmallVec<[ListedOutput; 2]>,
+}
+
+#[derive(Debug)]
+struct ListedOutput {
+    name: Arc<str>,
+    binary: bool,
+    /// 0 for the values themselves.
+    classes: usize,
+}
+
+impl OutputPlan {
+    fn listed(&self, name: &str) -> Option<&ListedOutput> {
+        self.listed.iter().find(|listed| *listed.name == *name)
+    }
+
+    fn is_binary(&self, name: &str) -> bool {
+        self.listed(name).map_or(self.binary_by_default, |listed| listed.binary)
+    }
+
+    /// Bytes of tensors that have to be printed or sorted.
+    fn json_bytes(&self, response: &InferResponse) -> usize {
+        let printed = |name: &str| {
+            self.listed(name).map_or(!self.binary_by_default, |listed| !listed.binary || listed.classes > 0)
+        };
+        response.outputs.iter().filter(|output| printed(&output.name)).map(|output| output.data.len()).sum()
+    }
+
+    fn encode(&self, model: &ModelVersion, mut response: InferResponse) -> Result<EncodedResponse> {
+        for output in &mut response.outputs {
+            let classes = self.listed(&output.name).map_or(0, |listed| listed.classes);
+            if classes > 0 {
+                *output = classify(output, classes, model.labels(&output.name), model.max_batch_size() > 0)?;
+            }
+        }
+        response::encode(model.name(), model.version_str(), response, |name| self.is_binary(name))
+    }
+}
+
+async fn reply(encoded: EncodedResponse, encoding: Encoding) -> Result<Reply, Refusal> {
+    let EncodedResponse { pieces, header_length } = encoded;
+    let body = match encoding {
+        Encoding::Identity => Pieces::new(pieces),
+        _ => {
+            let total: usize = pieces.iter().map(Bytes::len).sum();
+            let compressed = if total > BLOCKING_BYTES {
+                blocking(move || compression::compress(encoding, &pieces)).await?
+            } else {
+                compression::compress(encoding, &pieces)
+            };
+            let compressed = compressed
+                .map_err(|error| Refusal::internal(format!("failed to compress the response: {error}")))?;
+            Pieces::from(compressed)
+        }
+    };
+    let mut reply = Response::new(body);
+    let headers = reply.headers_mut();
+    match header_length {
+        Some(length) => {
+            headers.insert(CONTENT_TYPE, OCTETS);
+            headers.insert(HEADER_LENGTH, HeaderValue::from(length));
+        }
+        None => _ = headers.insert(CONTENT_TYPE, JSON),
+    }
+    if encoding != Encoding::Identity {
+        headers.insert(CONTENT_ENCODING, encoding.header_value());
+    }
+    Ok(reply)
+}
+
+/// Waits for the one response of a request. The receiving side is dropped with the connection.
+struct AnswerSink {
+    sender: Option<oneshot::Sender<Result<InferResponse>>>,
+    held: Option<Result<InferResponse>>,
+    count: usize,
+}
+
+impl AnswerSink {
+    fn new() -> (Self, oneshot::Receiver<Result<InferResponse>>) {
+        let (sender, receiver) = oneshot::channel();
+        (Self { sender: Some(sender), held: None, count: 0 }, receiver)
+    }
+}
+
+impl ResponseSink for AnswerSink {
+    fn send(&mut self, reply: Option<Result<InferResponse>>, last: bool) {
+        if let Some(reply) = reply {
+            self.count += 1;
+            if !matches!(self.held, Some(Err(_))) {
+                self.held = Some(reply);
+            }
+        }
+        if last {
+            let answer = match (self.count, self.held.take()) {
+                (1, Some(answer)) | (_, Some(answer @ Err(_))) => answer,
+                (count, _) => Err(Error::internal(format!("expected a single response, got {count}"))),
+            };
+            if let Some(sender) = self.sender.take() {
+                // Nobody waits any more if the client has gone.
+                let _ = sender.send(answer);
+            }
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.sender.as_ref().is_none_or(oneshot::Sender::is_closed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(sends: impl FnOnce(Responder)) -> Result<InferResponse> {
+        let (sink, mut receiver) = AnswerSink::new();
+        sends(Responder::new(Box::new(sink)));
+        receiver.try_recv().expect("an answer")
+    }
+
+    #[test]
+    fn a_request_has_exactly_one_response() {
+        assert!(answer(|responder| responder.finish(Ok(InferResponse::default()))).is_ok());
+        assert!(
+            answer(|mut responder| {
+                responder.send(Ok(InferResponse::default()));
+                responder.close();
+            })
+            .is_ok()
+        );
+        let none = answer(Responder::close).expect_err("no response");
+        assert_eq!(none.message(), "expected a single response, got 0");
+        let two = answer(|mut responder| {
+            responder.send(Ok(InferResponse::default()));
+            responder.finish(Ok(InferResponse::default()));
+        });
+        assert_eq!(two.expect_err("two responses").message(), "expected a single response, got 2");
+        let failed = answer(|mut responder| {
+            responder.send(Err(Error::internal("first")));
+            responder.finish(Ok(InferResponse::default()));
+        });
+        assert_eq!(failed.expect_err("an error").message(), "first");
+    }
+
+    #[test]
+    fn a_client_that_left_closes_the_sink() {
+        let (sink, receiver) = AnswerSink::new();
+        let responder = Responder::new(Box::new(sink));
+        assert!(!responder.is_closed());
+        drop(receiver);
+        assert!(responder.is_closed());
+    }
+}
