@@ -11,6 +11,9 @@ use crate::complete::is_supplied;
 use crate::error::{ConfigError, ConfigErrors};
 use crate::nearest::nearest;
 
+/// Errors that one configuration can have; more of them help nobody.
+const MAX_ERRORS: usize = 100;
+
 /// A configured tensor, input or output.
 struct Configured<'a> {
     side: &'static str,
@@ -58,6 +61,7 @@ pub fn check_report(config: &ModelConfig, report: &ModelReport) -> Result<(), Co
         let is_scattered = config.batch_output.iter().any(|batch| batch.target_name.contains(&io.name));
         check_tensor(config, &configured, &report.outputs, !is_scattered, &mut errors);
     }
+    errors.truncate(MAX_ERRORS);
     ConfigErrors::check(errors, ())
 }
 

@@ -87,11 +87,12 @@ impl Source {
 #[derive(Clone, Debug)]
 pub struct SpanMap {
     source: Source,
-    spans: HashMap<String, Span>,
+    /// First and last byte; lines and columns are counted when asked for.
+    spans: HashMap<String, (u32, u32)>,
 }
 
 impl SpanMap {
-    pub(crate) fn new(source: Source, spans: HashMap<String, Span>) -> Self {
+    pub(crate) fn new(source: Source, spans: HashMap<String, (u32, u32)>) -> Self {
         Self { source, spans }
     }
 
@@ -102,7 +103,7 @@ impl SpanMap {
 
     /// Place of exactly this member.
     pub fn get(&self, path: &str) -> Option<Span> {
-        self.spans.get(path).copied()
+        self.spans.get(path).map(|&(start, end)| self.source.span(start, end))
     }
 
     /// Place of this member, or of the nearest one around it that the file has.

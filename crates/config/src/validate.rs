@@ -61,9 +61,18 @@ pub(crate) struct Checker<'a> {
     errors: Vec<ConfigError>,
 }
 
+/// Errors that one configuration can have; more of them help nobody.
+const MAX_ERRORS: usize = 100;
+
 impl Checker<'_> {
+    fn push(&mut self, error: ConfigError) {
+        if self.errors.len() < MAX_ERRORS {
+            self.errors.push(error);
+        }
+    }
+
     pub(crate) fn fail(&mut self, path: impl Into<String>, reason: impl Into<String>) {
-        self.errors.push(ConfigError::new(reason).at_path(path));
+        self.push(ConfigError::new(reason).at_path(path));
     }
 
     pub(crate) fn fail_with_hint(
@@ -72,7 +81,7 @@ impl Checker<'_> {
         reason: impl Into<String>,
         hint: impl Into<String>,
     ) {
-        self.errors.push(ConfigError::new(reason).at_path(path).with_hint(hint));
+        self.push(ConfigError::new(reason).at_path(path).with_hint(hint));
     }
 
     /// Name, backend and platform, batch size, version policy.

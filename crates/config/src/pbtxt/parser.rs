@@ -50,7 +50,8 @@ pub(super) struct Parser<'a> {
     pub(super) last_end: usize,
     pub(super) path: String,
     pub(super) open: Vec<Open>,
-    spans: Vec<(String, Span)>,
+    /// Path, first and last byte of each member.
+    spans: Vec<(String, (u32, u32))>,
     pub(super) errors: Vec<ConfigError>,
     pub(super) notes: Vec<Note>,
 }
@@ -84,7 +85,7 @@ impl<'a> Parser<'a> {
             let _ = self.fields(&mut message);
         }
         schema::name_subjects(&message, &mut self.errors);
-        let spans: HashMap<String, Span> = self.spans.into_iter().collect();
+        let spans: HashMap<String, (u32, u32)> = self.spans.into_iter().collect();
         let spans = SpanMap::new(self.source, spans);
         let notes = self.notes.into_iter().map(|note| note.located(&spans)).collect();
         ConfigErrors::check(self.errors, (message, spans, notes))
@@ -126,7 +127,6 @@ impl<'a> Parser<'a> {
     }
 
     pub(super) fn span(&self, start: usize, end: usize) -> Span {
-        let narrow = |offset: usize| u32::try_from(offset).unwrap_or(u32::MAX);
         self.source.span(narrow(start), narrow(end))
     }
 
@@ -149,8 +149,7 @@ impl<'a> Parser<'a> {
 
     fn mark(&mut self, start: usize, end: usize) {
         if self.spans.len() < MAX_SPANS {
-            let span = self.span(start, end);
-            self.spans.push((self.path.clone(), span));
+            self.spans.push((self.path.clone(), (narrow(start), narrow(end))));
         }
     }
 
@@ -232,8 +231,8 @@ impl<'a> Parser<'a> {
             return Ok(());
         }
         if message.has_field(field) {
-            let before =
-                self.spans.iter().rev().skip(1).find(|(path, _)| *path == self.path).map(|(_, span)| *span);
+            let before = self.spans.iter().rev().skip(1).find(|(path, _)| *path == self.path);
+            let before = before.map(|(_, (start, end))| self.source.span(*start, *end));
             return self.given_twice(field, before, name);
         }
         let other = field.containing_oneof().and_then(|oneof| {
@@ -435,6 +434,11 @@ impl<'a> Parser<'a> {
             }
         }
     }
+}
+
+/// Offsets fit 32 bits, because the size of a file is bounded.
+fn narrow(offset: usize) -> u32 {
+    u32::try_from(offset).unwrap_or(u32::MAX)
 }
 
 fn store(message: &mut DynamicMessage, field: &FieldDescriptor, value: Value) {

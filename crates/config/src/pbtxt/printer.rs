@@ -9,7 +9,7 @@ use trireme_proto::inference::ModelConfig;
 use crate::number;
 use crate::schema;
 
-/// Longest message that stays on one line.
+/// Longest text whose message stays on one line, in bytes.
 const MAX_INLINE: usize = 60;
 
 /// The configuration as text. Reading the text gives the same configuration.
@@ -46,21 +46,38 @@ fn print_fields(message: &DynamicMessage, depth: usize, out: &mut String) {
     }
 }
 
-/// `{ field: 1 }` if it is short and has one field at most, else one field a line.
+/// `{ field: 1 }` if it is short, else one field a line.
 fn print_message(message: &DynamicMessage, depth: usize, out: &mut String) {
-    let mut body = String::new();
-    print_fields(message, 0, &mut body);
-    let line = body.trim_end();
-    if line.is_empty() {
+    if message.fields().all(|(field, _)| !message.has_field(&field)) {
         out.push_str("{ }");
-    } else if !line.contains('\n') && line.len() <= MAX_INLINE {
-        let _ = write!(out, "{{ {line} }}");
+    } else if is_short(message) {
+        let mut body = String::new();
+        print_fields(message, 0, &mut body);
+        out.push_str("{ ");
+        out.push_str(body.trim_end());
+        out.push_str(" }");
     } else {
         out.push_str("{\n");
         print_fields(message, depth + 1, out);
         indent(depth, out);
         out.push('}');
     }
+}
+
+/// One field at most, and that a short one.
+fn is_short(message: &DynamicMessage) -> bool {
+    let mut set = message.fields().filter(|(field, _)| message.has_field(field));
+    let only = set.next();
+    set.next().is_none()
+        && only.is_none_or(|(_, value)| match value {
+            Value::Message(child) => is_short(child),
+            Value::List(items) => {
+                items.len() <= 8 && items.iter().all(|item| !matches!(item, Value::Message(_)))
+            }
+            Value::Map(_) => false,
+            Value::String(text) => text.len() <= MAX_INLINE,
+            _ => true,
+        })
 }
 
 fn print_list(field: &FieldDescriptor, items: &[Value], depth: usize, out: &mut String) {

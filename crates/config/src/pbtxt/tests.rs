@@ -294,6 +294,9 @@ fn several_errors_at_once() {
 fn size_is_bounded() {
     let text = vec![b' '; MAX_PBTXT_BYTES + 1];
     assert!(parse_pbtxt(&text, "c").unwrap_err().to_string().contains("more than"));
+    // One line of some megabytes: places are not counted along it for each member.
+    let flat = format!("input {{ {} }}", "dims: [ 1, 2, 3 ] ".repeat(100_000));
+    assert!(parse_pbtxt(flat.as_bytes(), "c").is_ok());
     let deep = "x { ".repeat(100_000);
     assert!(parse_pbtxt(deep.as_bytes(), "c").is_err());
 }

@@ -8,6 +8,9 @@ use super::parser::{Parser, Step};
 use crate::error::{ConfigError, Note};
 use crate::schema;
 
+/// Notes after which no more are taken.
+const MAX_NOTES: usize = 20;
+
 /// Both ends of an integer type.
 struct Range {
     min: i128,
@@ -76,7 +79,7 @@ impl Parser<'_> {
         let end = self.last_end;
         match String::from_utf8(bytes) {
             Ok(text) => {
-                if text.contains("${") || text.contains("{{") {
+                if self.notes.len() < MAX_NOTES && (text.contains("${") || text.contains("{{")) {
                     let path = self.path.clone();
                     self.notes.push(
                         Note::warning(

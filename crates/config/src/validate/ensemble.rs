@@ -88,7 +88,7 @@ fn steps<'a>(checker: &mut Checker<'_>, ensemble: &'a ModelEnsembling) -> Option
 }
 
 /// Follows the data from the ensemble's inputs through the steps that can run.
-fn data_flow(checker: &mut Checker<'_>, ensemble: &ModelEnsembling, tensors: &mut Tensors<'_>) {
+fn data_flow<'a>(checker: &mut Checker<'_>, ensemble: &'a ModelEnsembling, tensors: &mut Tensors<'a>) {
     let config = checker.config;
     let name = &config.name;
     for (i, input) in config.input.iter().enumerate() {
@@ -104,26 +104,7 @@ fn data_flow(checker: &mut Checker<'_>, ensemble: &ModelEnsembling, tensors: &mu
             }
         }
     }
-    let mut waiting: Vec<usize> = (0..ensemble.step.len()).collect();
-    loop {
-        let before = waiting.len();
-        waiting.retain(|&i| {
-            let Some(step) = ensemble.step.get(i) else { return false };
-            let is_ready = |tensor: &String| tensors.get(tensor.as_str()).is_some_and(|t| t.is_ready);
-            if !step.input_map.values().all(is_ready) {
-                return true;
-            }
-            for tensor in step.output_map.values() {
-                if let Some(tensor) = tensors.get_mut(tensor.as_str()) {
-                    tensor.is_ready = true;
-                }
-            }
-            false
-        });
-        if waiting.len() == before {
-            break;
-        }
-    }
+    run_steps(ensemble, tensors);
     let mut outputs = BTreeSet::new();
     for (i, output) in config.output.iter().enumerate() {
         let path = format!("output[{i}].name");
@@ -163,8 +144,42 @@ fn data_flow(checker: &mut Checker<'_>, ensemble: &ModelEnsembling, tensors: &mu
     }
 }
 
+/// Marks the tensors that get ready: a step runs when all its inputs are.
+fn run_steps<'a>(ensemble: &'a ModelEnsembling, tensors: &mut Tensors<'a>) {
+    let mut readers: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    let mut missing: Vec<usize> = Vec::with_capacity(ensemble.step.len());
+    for (i, step) in ensemble.step.iter().enumerate() {
+        let inputs: BTreeSet<&str> = step.input_map.values().map(String::as_str).collect();
+        missing.push(inputs.len());
+        for tensor in inputs {
+            readers.entry(tensor).or_default().push(i);
+        }
+    }
+    let mut ready: Vec<&str> =
+        tensors.iter().filter(|(_, tensor)| tensor.is_ready).map(|(name, _)| *name).collect();
+    while let Some(tensor) = ready.pop() {
+        for &i in readers.get(tensor).into_iter().flatten() {
+            let (Some(step), Some(left)) = (ensemble.step.get(i), missing.get_mut(i)) else { continue };
+            *left = left.saturating_sub(1);
+            if *left > 0 {
+                continue;
+            }
+            for output in step.output_map.values() {
+                if let Some(state) = tensors.get_mut(output.as_str()).filter(|state| !state.is_ready) {
+                    state.is_ready = true;
+                    ready.push(output);
+                }
+            }
+        }
+    }
+}
+
 /// The tensor furthest up from an output that never gets ready. Every tensor is visited once, so a cycle ends.
-fn unready_source<'a>(output: &'a str, ensemble: &'a ModelEnsembling, tensors: &Tensors<'_>) -> Option<&'a str> {
+fn unready_source<'a>(
+    output: &'a str,
+    ensemble: &'a ModelEnsembling,
+    tensors: &Tensors<'_>,
+) -> Option<&'a str> {
     let mut seen = BTreeSet::new();
     let mut current = output;
     let mut source = None;

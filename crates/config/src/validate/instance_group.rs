@@ -1,13 +1,14 @@
 //! Rules of instance groups.
 
+use trireme_proto::inference::ModelInstanceGroup;
 use trireme_proto::inference::model_config::SchedulingChoice;
 use trireme_proto::inference::model_instance_group::Kind;
 
 use super::{Checker, TENSORRT_PLATFORM};
 use crate::normalize::MachineFacts;
 
-/// Instances of one group; each is an OS thread.
-const MAX_INSTANCES: i32 = 1024;
+/// Instances of all groups of a model together; each is an OS thread.
+const MAX_INSTANCES: i64 = 1024;
 
 pub(super) fn check(checker: &mut Checker<'_>, facts: &MachineFacts) {
     let config = checker.config;
@@ -19,6 +20,16 @@ pub(super) fn check(checker: &mut Checker<'_>, facts: &MachineFacts) {
             "instance_group",
             format!("must specify one or more 'instance group's for {}", config.name),
         );
+    }
+    let instances = |group: &ModelInstanceGroup| {
+        let devices = if group.kind() == Kind::Gpu { group.gpus.len().max(1) } else { 1 };
+        i64::from(group.count.max(1)).saturating_mul(i64::try_from(devices).unwrap_or(i64::MAX))
+    };
+    let total = config.instance_group.iter().map(instances).fold(0_i64, i64::saturating_add);
+    if total > MAX_INSTANCES {
+        let reason =
+            format!("model {} asks for {total} instances; at most {MAX_INSTANCES} are possible", config.name);
+        checker.fail_with_hint("instance_group", reason, "lower `count`; each instance is a thread");
     }
     for (i, group) in config.instance_group.iter().enumerate() {
         let path = format!("instance_group[{i}]");
@@ -45,11 +56,6 @@ pub(super) fn check(checker: &mut Checker<'_>, facts: &MachineFacts) {
                     hint,
                 );
             }
-        }
-        if group.count > MAX_INSTANCES {
-            let reason =
-                format!("{what} has count {}; at most {MAX_INSTANCES} instances are possible", group.count);
-            checker.fail(format!("{path}.count"), reason);
         }
         for (j, profile) in group.profile.iter().enumerate() {
             let path = format!("{path}.profile[{j}]");

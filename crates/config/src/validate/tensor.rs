@@ -21,6 +21,20 @@ struct Tensor<'a> {
     is_non_linear: bool,
 }
 
+/// Names of the configured tensors.
+struct Names<'a> {
+    inputs: BTreeSet<&'a str>,
+    outputs: BTreeSet<&'a str>,
+}
+
+/// A tensor that is computed from, or scattered over, a batch.
+struct BatchTensor<'a> {
+    what: &'static str,
+    kind: &'static str,
+    sources: &'a [String],
+    path: &'a str,
+}
+
 pub(super) fn check(checker: &mut Checker<'_>) {
     let config = checker.config;
     for (i, io) in config.input.iter().enumerate() {
@@ -57,11 +71,15 @@ pub(super) fn check(checker: &mut Checker<'_>) {
         };
         common(checker, &tensor);
     }
+    let names = Names {
+        inputs: config.input.iter().map(|io| io.name.as_str()).collect(),
+        outputs: config.output.iter().map(|io| io.name.as_str()).collect(),
+    };
     for (i, batch) in config.batch_input.iter().enumerate() {
-        batch_input(checker, batch, &format!("batch_input[{i}]"));
+        batch_input(checker, batch, &names, &format!("batch_input[{i}]"));
     }
     for (i, batch) in config.batch_output.iter().enumerate() {
-        batch_output(checker, batch, &format!("batch_output[{i}]"));
+        batch_output(checker, batch, &names, &format!("batch_output[{i}]"));
     }
 }
 
@@ -165,25 +183,33 @@ fn fixed_parts(dims: &[i64]) -> Vec<Option<i64>> {
     dims.split(|&dim| dim == -1).map(product).collect()
 }
 
-fn one_source(checker: &mut Checker<'_>, what: &str, kind: &str, sources: &[String], path: &str) {
+fn one_source(checker: &mut Checker<'_>, names: &Names<'_>, tensor: &BatchTensor<'_>) {
     let model = &checker.config.name;
+    let BatchTensor { what, kind, sources, path } = tensor;
     if sources.len() != 1 {
         let reason =
             format!("{what} kind '{kind}' expects 1 source input, got {} for {model}", sources.len());
-        checker.fail(path, reason);
+        checker.fail(*path, reason);
     }
-    for (i, source) in sources.iter().enumerate() {
-        if checker.config.input.iter().all(|io| io.name != *source) {
-            let reason = format!("unknown source input name '{source}' for {model}");
-            checker.fail(format!("{path}.source_input[{i}]"), reason);
-        }
+    for (i, source) in
+        sources.iter().enumerate().filter(|(_, source)| !names.inputs.contains(source.as_str()))
+    {
+        let reason = format!("unknown source input name '{source}' for {model}");
+        checker.fail(format!("{path}.source_input[{i}]"), reason);
     }
 }
 
-fn batch_input(checker: &mut Checker<'_>, batch: &BatchInput, path: &str) {
+fn batch_input(checker: &mut Checker<'_>, batch: &BatchInput, names: &Names<'_>, path: &str) {
     let model = &checker.config.name;
     match batch_input::Kind::try_from(batch.kind) {
-        Ok(kind) => one_source(checker, "batch input", kind.as_str_name(), &batch.source_input, path),
+        Ok(kind) => {
+            let sources = &batch.source_input;
+            one_source(
+                checker,
+                names,
+                &BatchTensor { what: "batch input", kind: kind.as_str_name(), sources, path },
+            );
+        }
         Err(_) => checker.fail(path, format!("unknown batch input kind '{}' for {model}", batch.kind)),
     }
     let allowed = [DataType::TypeInt32 as i32, DataType::TypeFp32 as i32];
@@ -193,16 +219,23 @@ fn batch_input(checker: &mut Checker<'_>, batch: &BatchInput, path: &str) {
     }
 }
 
-fn batch_output(checker: &mut Checker<'_>, batch: &BatchOutput, path: &str) {
+fn batch_output(checker: &mut Checker<'_>, batch: &BatchOutput, names: &Names<'_>, path: &str) {
     let model = &checker.config.name;
     match batch_output::Kind::try_from(batch.kind) {
-        Ok(kind) => one_source(checker, "batch output", kind.as_str_name(), &batch.source_input, path),
+        Ok(kind) => {
+            let sources = &batch.source_input;
+            one_source(
+                checker,
+                names,
+                &BatchTensor { what: "batch output", kind: kind.as_str_name(), sources, path },
+            );
+        }
         Err(_) => checker.fail(path, format!("unknown batch output kind '{}' for {model}", batch.kind)),
     }
     let mut targets = BTreeSet::new();
     for (i, target) in batch.target_name.iter().enumerate() {
         let path = format!("{path}.target_name[{i}]");
-        if checker.config.output.iter().all(|io| io.name != *target) {
+        if !names.outputs.contains(target.as_str()) {
             checker.fail(path, format!("unknown target output name '{target}' for {model}"));
         } else if !targets.insert(target) {
             checker

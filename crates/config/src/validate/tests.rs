@@ -359,11 +359,10 @@ fn instance_groups() {
         "instance_group[0].gpus",
         "instance group m_0 of model m has kind KIND_MODEL but specifies one or more GPUs",
     );
-    fails(
-        &with("instance_group { count: 2000000000 }"),
-        "instance_group[0].count",
-        "instance group m_0 of model m has count 2000000000; at most 1024 instances are possible",
-    );
+    let too_many = "model m asks for 2000000000 instances; at most 1024 are possible";
+    fails(&with("instance_group { count: 2000000000 }"), "instance_group", too_many);
+    let groups = "instance_group { count: 1 } ".repeat(1025);
+    fails(&with(&groups), "instance_group", "model m asks for 1025 instances; at most 1024 are possible");
     fails(
         &with("instance_group { kind: KIND_CPU profile: '1' }"),
         "instance_group[0].profile[0]",
@@ -474,6 +473,26 @@ fn ensembles() {
           { model_name: 'simple' model_version: -1 input_map { key: 'INPUT0' value: 'A' } input_map { key: 'INPUT1' value: 'B' } output_map { key: 'OUTPUT0' value: 'SUM' } output_map { key: 'OUTPUT1' value: 'd' } },
           { model_name: 'simple' model_version: -1 input_map { key: 'INPUT0' value: 'd' } input_map { key: 'INPUT1' value: 'B' } output_map { key: 'OUTPUT1' value: 'DIFF2' } } ] }";
     passes(recorded);
+}
+
+#[test]
+fn large_configurations_take_no_time() {
+    let steps = |order: &mut dyn Iterator<Item = usize>| {
+        let step = |i: usize| {
+            format!(
+                "{{ model_name: 's' input_map {{ key: 'x' value: 't{i}' }} output_map {{ key: 'y' value: 't{}' }} }}",
+                i + 1
+            )
+        };
+        order.map(step).collect::<Vec<_>>().join(",")
+    };
+    let count = 5000;
+    let text = format!(
+        "name: 'e' platform: 'ensemble' input {{ name: 't0' data_type: TYPE_INT32 dims: 1 }} output {{ name: 't{count}' data_type: TYPE_INT32 dims: 1 }}"
+    );
+    passes(&format!("{text} ensemble_scheduling {{ step [ {} ] }}", steps(&mut (0..count).rev())));
+    let nameless = "input { } ".repeat(5000);
+    assert_eq!(check(&with(&nameless), &MachineFacts::default()).unwrap_err().len(), 100);
 }
 
 #[test]
