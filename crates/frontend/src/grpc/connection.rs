@@ -1,0 +1,124 @@
+//! Accepting connections and keeping each of them: HTTP/2 settings, age, and the end of the server.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep};
+use trireme_types::{Error, Result};
+
+use super::service::Service;
+use super::{Frontend, GrpcOptions};
+
+/// Data that a client may send on one call, and on all of a connection, before it must wait for the server.
+const STREAM_WINDOW: u32 = 4 << 20;
+const CONNECTION_WINDOW: u32 = 16 << 20;
+/// Largest frame that clients may send; larger ones arrive with fewer copies.
+const MAX_FRAME_LEN: u32 = 1 << 20;
+/// Calls on one connection at the same time. Triton has no limit; this one keeps a connection's books small.
+const MAX_CALLS: u32 = 65_536;
+/// Bytes of one call's response that wait for the socket.
+const MAX_SEND_BUFFER: usize = 1 << 20;
+const MAX_HEADER_LIST_LEN: u32 = 64 << 10;
+/// Calls that a client may cancel before they were looked at, as clients with short deadlines do.
+const MAX_RESET_CALLS: usize = 1024;
+/// Pause after a failed accept, as when the process has no file descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Accepts connections until the server stops; connections go on as tasks of the shutdown tracker.
+pub(super) async fn accept(listener: TcpListener, frontend: Arc<Frontend>) -> Result<()> {
+    let failed = |error| Error::unavailable(format!("cannot accept gRPC connections: {error}"));
+    listener.set_nonblocking(true).map_err(failed)?;
+    let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
+    let builder = builder(&frontend.options);
+    let mut begun = std::pin::pin!(frontend.shutdown.begun());
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = &mut begun => return Ok(()),
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                if let Err(error) = stream.set_nodelay(true) {
+                    tracing::debug!("gRPC connection from {peer}: {error}");
+                    continue;
+                }
+                frontend.shutdown.spawn(serve(builder.clone(), stream, Arc::clone(&frontend)));
+            }
+            Err(error) => {
+                tracing::warn!("cannot accept a gRPC connection: {error}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+fn builder(options: &GrpcOptions) -> http2::Builder<TokioExecutor> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(MAX_FRAME_LEN)
+        .max_concurrent_streams(MAX_CALLS)
+        .max_send_buf_size(MAX_SEND_BUFFER)
+        .max_header_list_size(MAX_HEADER_LIST_LEN)
+        .max_pending_accept_reset_streams(MAX_RESET_CALLS)
+        .keep_alive_interval(options.keepalive_time)
+        .keep_alive_timeout(options.keepalive_timeout)
+        .auto_date_header(false);
+    builder
+}
+
+async fn serve(builder: http2::Builder<TokioExecutor>, stream: TcpStream, frontend: Arc<Frontend>) {
+    let begun = frontend.shutdown.begun();
+    let age = frontend.options.max_connection_age;
+    let grace = frontend.options.max_connection_age_grace;
+    let connection = builder.serve_connection(TokioIo::new(stream), Service(frontend));
+    let mut connection = std::pin::pin!(connection);
+    let mut begun = std::pin::pin!(begun);
+    let mut stopping = false;
+    // First the time until the connection is asked to end, then the time until it is cut off.
+    let mut timer = age.and_then(sleep);
+    let mut old = false;
+    loop {
+        tokio::select! {
+            biased;
+            ended = &mut connection => {
+                if let Err(error) = ended {
+                    tracing::debug!("gRPC connection ended: {error}");
+                }
+                return;
+            }
+            () = &mut begun, if !stopping => {
+                stopping = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            () = elapsed(&mut timer) => {
+                if old {
+                    tracing::debug!("gRPC connection cut off: it outlived its age and the grace time");
+                    return;
+                }
+                old = true;
+                timer = grace.and_then(sleep);
+                connection.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+/// A timer, unless the duration is too long to count.
+fn sleep(duration: Duration) -> Option<std::pin::Pin<Box<Sleep>>> {
+    Some(Box::pin(tokio::time::sleep_until(Instant::now().checked_add(duration)?)))
+}
+
+async fn elapsed(timer: &mut Option<std::pin::Pin<Box<Sleep>>>) {
+    match timer {
+        Some(timer) => timer.await,
+        None => std::future::pending().await,
+    }
+}
