@@ -319,10 +319,10 @@ impl<'a> Reader<'a> {
         if self.remaining() == 0 {
             return Ok(());
         }
+        let end = self.pos;
         Err(self.syntax(&format!(
-            "The document root must not be followed by other values: the JSON ended at byte {} but {} more follow; if \
-             they are binary tensor data, send the length of the JSON in the header Inference-Header-Content-Length.",
-            self.pos,
+            "The document root must not be followed by other values: the JSON ended at byte {end} but {} more follow; \
+             if they are binary tensor data, set the header Inference-Header-Content-Length to {end}.",
             self.remaining()
         )))
     }

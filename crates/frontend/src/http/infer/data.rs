@@ -248,9 +248,12 @@ fn explain(
         }
         Mismatch::Range(limits) => {
             reader.skip_space();
-            let value = excerpt(reader.rest());
-            let what = format!("Unable to parse 'data': {value} is out of range for {limits}");
-            located(reader, place, Some(index), start, &what)
+            let (value, byte) = (excerpt(reader.rest()), reader.offset());
+            let (input, name) = (place.index, place.name);
+            Error::invalid_arg(format!(
+                "Unable to parse 'data': {value} is out of range for {limits}, at inputs[{input}].data[{index}] of \
+                 input '{name}', byte {byte}"
+            ))
         }
         Mismatch::Syntax(error) => error,
     }
@@ -382,7 +385,7 @@ mod tests {
             (
                 DataType::Int8,
                 "[1,300]",
-                "300 is out of range for INT8, -128 to 127, got 300 at inputs[0].data[1] of input 'X', byte 3",
+                "300 is out of range for INT8, -128 to 127, at inputs[0].data[1] of input 'X', byte 3",
             ),
             (DataType::Uint8, "[1, -1]", "-1 is out of range for UINT8, 0 to 255"),
             (DataType::Uint64, "[1,18446744073709551616]", "out of range for UINT64"),
