@@ -120,3 +120,6 @@ fn status(error: Error) -> Status {
 fn shutting_down() -> Status {
     Status::unavailable("GRPC server is shutting down and has stopped accepting new requests.")
 }
+
+#[cfg(test)]
+mod tests;

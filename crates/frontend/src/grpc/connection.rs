@@ -1,12 +1,15 @@
 //! Accepting connections and keeping each of them: HTTP/2 settings, age, and the end of the server.
 
 use std::net::TcpListener;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hyper::server::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
+use tokio::runtime::Handle;
 use tokio::time::{Instant, Sleep};
 use trireme_types::{Error, Result};
 
@@ -27,13 +30,15 @@ const MAX_HEADER_LIST_LEN: u32 = 64 << 10;
 const MAX_RESET_CALLS: usize = 1024;
 /// Pause after a failed accept, as when the process has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Once the server stops, a connection without calls over two looks this far apart is closed on a client that does
+/// not answer. Clients that do answer are gone long before.
+const IDLE_LOOK: Duration = Duration::from_millis(300);
 
 /// Accepts connections until the server stops; connections go on as tasks of the shutdown tracker.
 pub(super) async fn accept(listener: TcpListener, frontend: Arc<Frontend>) -> Result<()> {
     let failed = |error| Error::unavailable(format!("cannot accept gRPC connections: {error}"));
     listener.set_nonblocking(true).map_err(failed)?;
     let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
-    let builder = builder(&frontend.options);
     let mut begun = std::pin::pin!(frontend.shutdown.begun());
     loop {
         let accepted = tokio::select! {
@@ -47,7 +52,7 @@ pub(super) async fn accept(listener: TcpListener, frontend: Arc<Frontend>) -> Re
                     tracing::debug!("gRPC connection from {peer}: {error}");
                     continue;
                 }
-                frontend.shutdown.spawn(serve(builder.clone(), stream, Arc::clone(&frontend)));
+                frontend.shutdown.spawn(serve(stream, Arc::clone(&frontend)));
             }
             Err(error) => {
                 tracing::warn!("cannot accept a gRPC connection: {error}");
@@ -57,8 +62,53 @@ pub(super) async fn accept(listener: TcpListener, frontend: Arc<Frontend>) -> Re
     }
 }
 
-fn builder(options: &GrpcOptions) -> http2::Builder<TokioExecutor> {
-    let mut builder = http2::Builder::new(TokioExecutor::new());
+/// Runs the calls of one connection as tasks and counts them.
+#[derive(Clone, Debug)]
+struct Calls {
+    runtime: Handle,
+    counts: Arc<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    begun: AtomicUsize,
+    ended: AtomicUsize,
+}
+
+impl Calls {
+    fn begun(&self) -> usize {
+        self.counts.begun.load(Ordering::Acquire)
+    }
+
+    fn active(&self) -> usize {
+        self.begun().saturating_sub(self.counts.ended.load(Ordering::Acquire))
+    }
+}
+
+impl<F> hyper::rt::Executor<F> for Calls
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, call: F) {
+        self.counts.begun.fetch_add(1, Ordering::AcqRel);
+        let ended = Ended(Arc::clone(&self.counts));
+        self.runtime.spawn(async move {
+            let _ended = ended;
+            call.await;
+        });
+    }
+}
+
+struct Ended(Arc<Counts>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+fn builder(options: &GrpcOptions, calls: Calls) -> http2::Builder<Calls> {
+    let mut builder = http2::Builder::new(calls);
     builder
         .timer(TokioTimer::new())
         .initial_stream_window_size(STREAM_WINDOW)
@@ -74,11 +124,13 @@ fn builder(options: &GrpcOptions) -> http2::Builder<TokioExecutor> {
     builder
 }
 
-async fn serve(builder: http2::Builder<TokioExecutor>, stream: TcpStream, frontend: Arc<Frontend>) {
-    let begun = frontend.shutdown.begun();
+async fn serve(stream: TcpStream, frontend: Arc<Frontend>) {
+    let calls = Calls { runtime: Handle::current(), counts: Arc::default() };
     let age = frontend.options.max_connection_age;
     let grace = frontend.options.max_connection_age_grace;
-    let connection = builder.serve_connection(TokioIo::new(stream), Service(frontend));
+    let begun = frontend.shutdown.begun();
+    let connection =
+        builder(&frontend.options, calls.clone()).serve_connection(TokioIo::new(stream), Service(frontend));
     let mut connection = std::pin::pin!(connection);
     let mut begun = std::pin::pin!(begun);
     let mut stopping = false;
@@ -95,8 +147,15 @@ async fn serve(builder: http2::Builder<TokioExecutor>, stream: TcpStream, fronte
                 return;
             }
             () = &mut begun, if !stopping => {
+                if calls.begun() == 0 {
+                    return;
+                }
                 stopping = true;
                 connection.as_mut().graceful_shutdown();
+            }
+            () = without_calls(&calls), if stopping => {
+                tracing::debug!("gRPC connection closed: the server stops and the client does not answer");
+                return;
             }
             () = elapsed(&mut timer) => {
                 if old {
@@ -111,12 +170,26 @@ async fn serve(builder: http2::Builder<TokioExecutor>, stream: TcpStream, fronte
     }
 }
 
+/// Waits until two looks in a row have found no call, and none between them.
+async fn without_calls(calls: &Calls) {
+    let mut idle_since = None;
+    loop {
+        let begun = calls.begun();
+        let idle = calls.active() == 0;
+        if idle && idle_since == Some(begun) {
+            return;
+        }
+        idle_since = idle.then_some(begun);
+        tokio::time::sleep(IDLE_LOOK).await;
+    }
+}
+
 /// A timer, unless the duration is too long to count.
-fn sleep(duration: Duration) -> Option<std::pin::Pin<Box<Sleep>>> {
+fn sleep(duration: Duration) -> Option<Pin<Box<Sleep>>> {
     Some(Box::pin(tokio::time::sleep_until(Instant::now().checked_add(duration)?)))
 }
 
-async fn elapsed(timer: &mut Option<std::pin::Pin<Box<Sleep>>>) {
+async fn elapsed(timer: &mut Option<Pin<Box<Sleep>>>) {
     match timer {
         Some(timer) => timer.await,
         None => std::future::pending().await,
