@@ -41,25 +41,39 @@ def free_ports(count: int) -> list[int]:
 class Server:
     """A running server. Use as a context manager."""
 
-    def __init__(self, *arguments: str, repository: Path | None = None, wait: str = "ready", seconds: float = 60) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        repository: Path | None = None,
+        wait: str = "ready",
+        seconds: float = 60,
+        program: Path | None = None,
+        environment: dict[str, str] | None = None,
+        popen: dict | None = None,
+    ) -> None:
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         self.http = f"127.0.0.1:{self.http_port}"
         self.grpc = f"127.0.0.1:{self.grpc_port}"
         self.metrics = f"127.0.0.1:{self.metrics_port}"
-        command = [str(binary()), "serve"]
+        command = [str(program or binary()), "serve"]
         if repository is not None:
             command.append(f"--model-repository={repository}")
         command += [f"--http-port={self.http_port}", f"--grpc-port={self.grpc_port}"]
         command += [f"--metrics-port={self.metrics_port}", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1"]
         command += arguments
-        environment = dict(os.environ)
+        environment = dict(os.environ) if environment is None else dict(environment)
         library = ROOT / ".trireme" / "onnxruntime" / "libonnxruntime.so"
         if library.exists():
             environment.setdefault("TRIREME_ONNXRUNTIME", str(library))
         self.output = tempfile.NamedTemporaryFile("w+", prefix="trireme-", suffix=".log")
         self.begin = time.monotonic()
         self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=self.output, stderr=subprocess.STDOUT, env=environment
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            **(popen or {}),
         )
         self.ready_after = None
         if wait:
