@@ -15,4 +15,5 @@ lock() {
 }
 lock onnxruntime --no-deps --no-annotate
 lock models --no-deps --no-annotate
+lock perf --no-deps --no-annotate
 lock tests
