@@ -200,6 +200,9 @@ impl Loader {
         }
         let backend = self.backend_of(&config, source)?;
         let facts = self.facts(backend.as_ref());
+        if self.options.cpu_fallback {
+            tell(trireme_config::fall_back_to_cpu(&mut config, &facts));
+        }
         tell(trireme_config::normalize(&mut config, &facts));
 
         let versions = match VersionPolicy::of(&config) {
@@ -342,7 +345,8 @@ impl Loader {
             findings.extend(notes.into_iter().map(|note| told(&name, places.locate(note))));
         }
         trireme_config::normalize(config, &self.facts(backend));
-        trireme_config::validate(config, &self.facts(backend)).map_err(refused)?;
+        let notes = trireme_config::validate(config, &self.facts(backend)).map_err(refused)?;
+        findings.extend(notes.into_iter().map(|note| told(&name, places.locate(note))));
         if let Some(report) = &report {
             trireme_config::check_report(config, report).map_err(refused)?;
         }

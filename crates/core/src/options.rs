@@ -66,6 +66,8 @@ pub struct ServerOptions {
     pub counter_latencies: bool,
     /// Whether `nv_cpu_*` are in the metrics.
     pub allow_cpu_metrics: bool,
+    /// Instance groups on GPUs that are not there run on the CPU instead of failing.
+    pub cpu_fallback: bool,
     /// Cores to use; `None` is what affinity and cgroup allow.
     pub cores: Option<usize>,
 }
@@ -86,6 +88,7 @@ impl Default for ServerOptions {
             backend_settings: Vec::new(),
             counter_latencies: true,
             allow_cpu_metrics: true,
+            cpu_fallback: false,
             cores: None,
         }
     }
