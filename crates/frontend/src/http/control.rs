@@ -8,7 +8,7 @@ use http::StatusCode;
 use trireme_core::{ModelStatistics, Server, parse_version};
 use trireme_types::{Error, Result, TensorSpec};
 
-use super::infer::blocking;
+use super::blocking;
 use super::load_request::{read_index, read_load, read_unload};
 use super::reply::{Refusal, Reply, empty_json, health, json_reply};
 use super::route::{MemoryAction, MemoryKind};

@@ -68,11 +68,11 @@ pub(super) async fn infer(
         answer.await.unwrap_or_else(|_| Err(Error::internal("the request was dropped unanswered")))?;
 
     let encoded = if plan.json_bytes(&response) > BLOCKING_BYTES {
-        blocking(move || plan.encode(&model, response)).await??
+        frontend.heavy(move || plan.encode(&model, response)).await??
     } else {
         plan.encode(&model, response)?
     };
-    reply(encoded, compression::for_response(&parts.headers)).await
+    reply(frontend, encoded, compression::for_response(&parts.headers)).await
 }
 
 /// Receives the request and turns it into the core's words.
@@ -86,7 +86,7 @@ async fn understand(
     let limit = frontend.options.max_input_size;
     let encoding = compression::of_request(&parts.headers)?;
     let header = parts.headers.get(&HEADER_LENGTH).map(HeaderValue::as_bytes);
-    let body = receive(header, encoding, limit, body).await?;
+    let body = receive(frontend, header, encoding, body).await?;
     let header_length = header.map(|value| parse_header_length(value, body.len())).transpose()?;
     let json_length = header_length.unwrap_or(body.len());
     if json_length > limit {
@@ -98,7 +98,7 @@ async fn understand(
 
     let (mut request, plan) = if json_length > BLOCKING_BYTES {
         let model = Arc::clone(model);
-        blocking(move || build(&model, &body, header_length, limit, received)).await??
+        frontend.heavy(move || build(&model, &body, header_length, limit, received)).await??
     } else {
         build(model, &body, header_length, limit, received)?
     };
@@ -108,11 +108,12 @@ async fn understand(
 
 /// The whole body, decompressed. What must be small is refused by its announced length.
 async fn receive(
+    frontend: &Frontend,
     header: Option<&[u8]>,
     encoding: Encoding,
-    limit: usize,
     body: &mut Incoming,
 ) -> Result<Bytes, Refusal> {
+    let limit = frontend.options.max_input_size;
     let announced = header.and_then(|value| std::str::from_utf8(value).ok()?.trim().parse::<usize>().ok());
     let message = match announced {
         None => Some(body::json_too_large as fn(u64, usize) -> String),
@@ -126,7 +127,7 @@ async fn receive(
     match encoding {
         Encoding::Identity => Ok(received),
         _ if received.len() > BLOCKING_BYTES => {
-            blocking(move || compression::decompress(encoding, &received, limit)).await?
+            frontend.heavy(move || compression::decompress(encoding, &received, limit)).await?
         }
         _ => compression::decompress(encoding, &received, limit),
     }
@@ -137,15 +138,6 @@ fn raw_too_large(bytes: u64, limit: usize) -> String {
         "Raw input has a byte_size ({bytes} bytes) that exceeds the maximum allowed value of {limit} bytes. Use \
          --http-max-input-size to increase the limit."
     )
-}
-
-/// Runs work that takes long on a thread that may block.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Refusal> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|error| Refusal::internal(format!("the request failed: {error}")))
 }
 
 /// Reads the body of a request for a model.
@@ -246,14 +238,14 @@ impl OutputPlan {
     }
 }
 
-async fn reply(encoded: EncodedResponse, encoding: Encoding) -> Result<Reply, Refusal> {
+async fn reply(frontend: &Frontend, encoded: EncodedResponse, encoding: Encoding) -> Result<Reply, Refusal> {
     let EncodedResponse { pieces, header_length } = encoded;
     let body = match encoding {
         Encoding::Identity => Pieces::new(pieces),
         _ => {
             let total: usize = pieces.iter().map(Bytes::len).sum();
             let compressed = if total > BLOCKING_BYTES {
-                blocking(move || compression::compress(encoding, &pieces)).await?
+                frontend.heavy(move || compression::compress(encoding, &pieces)).await?
             } else {
                 compression::compress(encoding, &pieces)
             };
