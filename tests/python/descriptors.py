@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compares the wire contract of this server with the one inside NVIDIA's Python client, both ways.
 
-    descriptors.py crates/proto/src/generated/descriptor.bin
+    descriptors.py [DESCRIPTOR_SET]
 
-The argument is an encoded FileDescriptorSet. Every message, field, oneof, enum, service and method that
+The argument is an encoded FileDescriptorSet, by default the one the server is built with. Every message, field, oneof, enum, service and method that
 either side has must be the same on the other: number, type, cardinality, packing, presence, oneof and JSON
 name. Needs the package tritonclient[grpc]; the health protocol is compared where grpcio-health-checking is
 installed too. Exit status 0: the same; 1: differences, one a line; 2: the comparison could not be made.
@@ -11,8 +11,11 @@ installed too. Exit status 0: the same; 1: differences, one a line; 2: the compa
 
 import importlib
 import sys
+from pathlib import Path
 
 from google.protobuf import descriptor_pb2, descriptor_pool
+
+BUILT_IN = Path(__file__).resolve().parents[2] / "crates/proto/src/generated/descriptor.bin"
 
 # Where the reference declares each file of ours, and the package that installs it.
 REFERENCES = {
@@ -121,13 +124,14 @@ def reference(name):
 
 
 def main(arguments):
-    if len(arguments) != 1:
+    if len(arguments) > 1:
         print(__doc__, file=sys.stderr)
         return 2
+    path = arguments[0] if arguments else BUILT_IN
     try:
-        ours = load(arguments[0])
+        ours = load(path)
     except Exception as error:  # whatever is wrong with the file, say so and compare nothing
-        print(f"cannot read a descriptor set from {arguments[0]}: {error}", file=sys.stderr)
+        print(f"cannot read a descriptor set from {path}: {error}", file=sys.stderr)
         return 2
 
     found = [f"file {name}: only this server has it" for name in sorted(ours.keys() - REFERENCES.keys())]
