@@ -113,8 +113,24 @@ pub async fn serve_grpc(
     connection::accept(listener, frontend).await
 }
 
+/// Longest status message, as it is encoded: clients refuse trailers above 8 KiB, and the error with them.
+const MAX_STATUS_LEN: usize = 6 << 10;
+
 fn status(error: Error) -> Status {
-    Status::new(grpc_code(error.code()), error.message())
+    Status::new(grpc_code(error.code()), shortened(error.message()))
+}
+
+/// The start of a message that fits a trailer, in which all but printable ASCII takes three bytes.
+fn shortened(message: &str) -> std::borrow::Cow<'_, str> {
+    let mut len = 0;
+    for (at, character) in message.char_indices() {
+        len += if matches!(character, ' '..='~') && character != '%' { 1 } else { 3 * character.len_utf8() };
+        if len > MAX_STATUS_LEN {
+            let kept = message.get(..at).unwrap_or_default();
+            return format!("{kept}... ({} more bytes)", message.len() - at).into();
+        }
+    }
+    message.into()
 }
 
 fn shutting_down() -> Status {

@@ -10,7 +10,7 @@ use hyper::server::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 use trireme_types::{Error, Result};
 
 use super::service::Service;
@@ -22,7 +22,7 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 /// Largest frame that clients may send; larger ones arrive with fewer copies.
 const MAX_FRAME_LEN: u32 = 1 << 20;
 /// Calls on one connection at the same time. Triton has no limit; this one keeps a connection's books small.
-const MAX_CALLS: u32 = 65_536;
+const MAX_CALLS: u32 = 8192;
 /// Bytes of one call's response that wait for the socket.
 const MAX_SEND_BUFFER: usize = 1 << 20;
 const MAX_HEADER_LIST_LEN: u32 = 64 << 10;
@@ -30,6 +30,10 @@ const MAX_HEADER_LIST_LEN: u32 = 64 << 10;
 const MAX_RESET_CALLS: usize = 1024;
 /// Pause after a failed accept, as when the process has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Pings more often than this would be a load of their own.
+const MIN_KEEPALIVE: Duration = Duration::from_millis(100);
+/// Times from here on are taken for "never"; clocks cannot count much further.
+const NEVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// Once the server stops, a connection without calls over two looks this far apart is closed on a client that does
 /// not answer. Clients that do answer are gone long before.
 const IDLE_LOOK: Duration = Duration::from_millis(300);
@@ -118,8 +122,10 @@ fn builder(options: &GrpcOptions, calls: Calls) -> http2::Builder<Calls> {
         .max_send_buf_size(MAX_SEND_BUFFER)
         .max_header_list_size(MAX_HEADER_LIST_LEN)
         .max_pending_accept_reset_streams(MAX_RESET_CALLS)
-        .keep_alive_interval(options.keepalive_time)
-        .keep_alive_timeout(options.keepalive_timeout)
+        .keep_alive_interval(
+            options.keepalive_time.filter(|time| *time < NEVER).map(|time| time.max(MIN_KEEPALIVE)),
+        )
+        .keep_alive_timeout(options.keepalive_timeout.min(NEVER))
         .auto_date_header(false);
     builder
 }
@@ -184,9 +190,8 @@ async fn without_calls(calls: &Calls) {
     }
 }
 
-/// A timer, unless the duration is too long to count.
 fn sleep(duration: Duration) -> Option<Pin<Box<Sleep>>> {
-    Some(Box::pin(tokio::time::sleep_until(Instant::now().checked_add(duration)?)))
+    (duration < NEVER).then(|| Box::pin(tokio::time::sleep(duration)))
 }
 
 async fn elapsed(timer: &mut Option<Pin<Box<Sleep>>>) {

@@ -18,7 +18,9 @@ pub(super) const PREFIX_LEN: usize = 5;
 pub(super) const MAX_MESSAGE_LEN: usize = i32::MAX as usize;
 
 /// Taken at once for a longer message; beyond it the buffer grows with what has arrived.
-const FIRST_CAPACITY: usize = 4 << 20;
+const FIRST_CAPACITY: usize = 1 << 20;
+/// How much more than has arrived may be reserved. Pages that are not written to take no memory.
+const GROWTH: usize = 8;
 
 pub(super) fn prefix(compressed: bool, len: usize) -> [u8; PREFIX_LEN] {
     let [a, b, c, d] = u32::try_from(len).unwrap_or(u32::MAX).to_be_bytes();
@@ -157,8 +159,9 @@ where
             let Some(mut data) = self.frame().await? else { return Err(truncated()) };
             let part = data.split_to(data.len().min(len - joined.len()));
             if joined.capacity() - joined.len() < part.len() {
-                // Twice what has arrived, but never more than the message needs.
-                joined.reserve(joined.len().max(part.len()).min(len - joined.len()));
+                // A multiple of what has arrived, so that little is copied twice, but never more than is missing.
+                let wanted = joined.len().saturating_mul(GROWTH).max(part.len());
+                joined.reserve(wanted.min(len - joined.len()));
             }
             joined.extend_from_slice(&part);
             self.rest = data;

@@ -122,7 +122,7 @@ impl RestrictedProtocols {
     /// Whether a call may use a protocol.
     pub(super) fn check(&self, protocol: Protocol, headers: &HeaderMap) -> Result<(), Status> {
         match self.find(protocol) {
-            Some(restriction) if headers.get(&restriction.header) != Some(&restriction.value) => {
+            Some(restriction) if !same(headers.get(&restriction.header), &restriction.value) => {
                 Err(Status::unavailable(format!(
                     "This protocol is restricted, expecting header '{}'",
                     restriction.header
@@ -131,6 +131,13 @@ impl RestrictedProtocols {
             _ => Ok(()),
         }
     }
+}
+
+/// Compares in a time that does not tell where the first difference is.
+fn same(given: Option<&HeaderValue>, wanted: &HeaderValue) -> bool {
+    let (given, wanted) = (given.map_or(&[][..], HeaderValue::as_bytes), wanted.as_bytes());
+    given.len() == wanted.len()
+        && given.iter().zip(wanted).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }
 
 #[cfg(test)]

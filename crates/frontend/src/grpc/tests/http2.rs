@@ -66,9 +66,12 @@ async fn a_missing_te_header_is_forgiven() {
     let harness = Harness::start();
     let mut sender = connect(&harness).await;
     let body = framed(&request("identity", "", &[1.0]));
-    for headers in
-        [&[GRPC][..], &[GRPC, ("te", "trailers")], &[], &[("content-type", "application/grpc+proto")]]
-    {
+    for headers in [
+        &[GRPC][..],
+        &[GRPC, ("te", "trailers")],
+        &[],
+        &[("content-type", "application/grpc+proto"), ("grpc-timeout", "99999999H")],
+    ] {
         let answer = send(&mut sender, INFER, headers, body.clone()).await;
         assert_eq!(answer.head.status, 200);
         assert_eq!(answer.head.headers["content-type"], "application/grpc");

@@ -74,6 +74,37 @@ async fn errors_have_their_code_and_text() {
 }
 
 #[tokio::test]
+async fn long_messages_are_cut_to_what_clients_take() {
+    let harness = Harness::start();
+    let mut client = harness.client().await;
+    for name in ["a", "%", "\u{e4}", "\u{1f600}"] {
+        let status =
+            client.model_infer(request(&name.repeat(10_000), "", &[1.0])).await.expect_err("unknown");
+        assert_eq!(status.code(), Code::NotFound);
+        assert!(status.message().starts_with(&format!("Request for unknown model: '{name}{name}")));
+        assert!(status.message().ends_with(" more bytes)"));
+    }
+    harness.stop().await;
+}
+
+#[tokio::test]
+async fn keepalive_and_age_may_be_any_duration() {
+    for duration in [Duration::ZERO, Duration::from_millis(u64::MAX)] {
+        let options = GrpcOptions {
+            keepalive_time: Some(duration),
+            keepalive_timeout: duration.max(Duration::from_secs(1)),
+            max_connection_age: Some(duration.max(Duration::from_secs(1))),
+            max_connection_age_grace: Some(duration),
+            ..GrpcOptions::default()
+        };
+        let harness = Harness::with(options);
+        let mut client = harness.client().await;
+        client.model_infer(request("slow", "", &[1.0])).await.expect("succeeds");
+        harness.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn every_rpc_answers() {
     let harness = Harness::start();
     let mut client = harness.client().await;
