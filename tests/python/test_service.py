@@ -63,7 +63,12 @@ def run(server: Server, model: str = "addsub", times: int = 1) -> None:
 def test_health(client):
     assert client.is_server_live() and client.is_server_ready()
     assert client.is_model_ready("addsub") and client.is_model_ready("versions", "3")
-    assert not client.is_model_ready("nope") and not client.is_model_ready("versions", "4")
+    if isinstance(client, grpc.InferenceServerClient):
+        for model, version in (("nope", ""), ("versions", "4")):
+            with pytest.raises(InferenceServerException, match="nope|versions"):
+                client.is_model_ready(model, version)
+    else:
+        assert not client.is_model_ready("nope") and not client.is_model_ready("versions", "4")
 
 
 def test_server_metadata(client):
