@@ -1,3 +1,5 @@
+//! Requests of every kind turned into calls, and bytes that are no requests turned into errors.
+
 use proptest::prelude::*;
 use prost::Message as _;
 use trireme_proto::inference::{
