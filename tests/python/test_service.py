@@ -91,7 +91,7 @@ def test_model_metadata(client):
 
 def test_versions_are_served_side_by_side(client):
     assert asked(client, "get_model_metadata", "versions")["versions"] == ["1", "3", "10"]
-    assert asked(client, "get_model_metadata", "versions", "3")["versions"] == ["1", "3", "10"]
+    assert asked(client, "get_model_metadata", "versions", "3")["versions"] == ["3"]
 
 
 def test_model_configuration(client):
@@ -207,9 +207,9 @@ def test_methods_that_a_path_does_not_have(server, method, path):
     ],
 )
 def test_every_route_of_triton_exists(server, method, path):
-    """A part that is not built yet says so with 501 and a message; no route is unknown."""
+    """A part that is not built yet says so with 501, one that is switched off with 503; no route is unknown."""
     status, answer = server.request(method, path, b"{}" if method == "POST" else None)
-    assert status != 404 and status < 502, (status, answer)
+    assert status != 404 and status in (200, 400, 501, 503), (status, answer)
     if status != 200:
         assert b"error" in answer
 
