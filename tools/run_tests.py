@@ -68,7 +68,7 @@ def run(step: Step, environment: dict[str, str]) -> tuple[int, int]:
     output = []
     for line in process.stdout:
         # Only the very last line of all may look like the closing line.
-        shown = line if not COUNTS[-1].match(line) else f"{step.name}: {line}"
+        shown = line if not COUNTS[-1].match(line) else f"| {line}"
         sys.stdout.write(shown)
         sys.stdout.flush()
         output.append(line)

@@ -277,3 +277,14 @@ def test_a_port_in_use_is_named_with_the_flag_to_change(tmp_path):
         with pytest.raises(RuntimeError) as failure:
             Server(f"--http-port={port}", repository=tmp_path)
     assert str(port) in str(failure.value) and "--http-port" in str(failure.value)
+
+
+def test_grpc_reflection_lists_the_services(server):
+    import grpc as transport
+    from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+    with transport.insecure_channel(server.grpc) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= set(database.get_services())
+        file = database.FindFileContainingSymbol("inference.GRPCInferenceService")
+        assert "ModelInfer" in [method.name for service in file.service for method in service.method]
