@@ -126,7 +126,7 @@ async fn answer(frontend: Arc<Frontend>, request: Request<Incoming>) -> Reply {
     }
 }
 
-async fn dispatch(frontend: &Arc<Frontend>, parts: &Parts, body: &mut Incoming) -> Result<Reply, Refusal> {
+async fn dispatch(frontend: &Frontend, parts: &Parts, body: &mut Incoming) -> Result<Reply, Refusal> {
     let Some(route) = route(parts.uri.path())? else { return Err(Refusal::not_found()) };
     frontend.options.restricted.check(route.category(), &parts.headers)?;
     if !route.allows(&parts.method) {
@@ -177,3 +177,6 @@ async fn small_body(frontend: &Frontend, body: &mut Incoming) -> Result<Bytes, R
     let limit = BodyLimit { bytes: frontend.options.max_input_size, message: body::json_too_large };
     body::receive(body, 0, Some(limit)).await
 }
+
+#[cfg(test)]
+mod tests;

@@ -41,22 +41,15 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// Answers an inference request.
 pub(super) async fn infer(
-    frontend: &Arc<Frontend>,
+    frontend: &Frontend,
     name: &str,
     version: &str,
     parts: &Parts,
     body: &mut Incoming,
 ) -> Result<Reply, Refusal> {
     let received = Instant::now();
-    let model = frontend.server.model(name, parse_version(version)?)?;
-    if model.is_decoupled() {
-        return Err(Refusal::from(Error::unsupported(
-            "HTTP end point doesn't support models with decoupled transaction policy; use generate_stream, or \
-             ModelStreamInfer over gRPC",
-        )));
-    }
-    let understood = understand(frontend, &model, parts, body, received).await;
-    let (request, plan) = understood.inspect_err(|refusal| {
+    let understood = understand(frontend, (name, version), parts, body, received).await;
+    let (model, request, plan) = understood.inspect_err(|refusal| {
         if refusal.status.is_client_error() {
             frontend.server.record_refused_request();
         }
@@ -75,14 +68,21 @@ pub(super) async fn infer(
     reply(frontend, encoded, compression::for_response(&parts.headers)).await
 }
 
-/// Receives the request and turns it into the core's words.
+/// Finds the model, receives the request and turns it into the core's words.
 async fn understand(
-    frontend: &Arc<Frontend>,
-    model: &Arc<ModelVersion>,
+    frontend: &Frontend,
+    (name, version): (&str, &str),
     parts: &Parts,
     body: &mut Incoming,
     received: Instant,
-) -> Result<(InferRequest, OutputPlan), Refusal> {
+) -> Result<(Arc<ModelVersion>, InferRequest, OutputPlan), Refusal> {
+    let model = frontend.server.model(name, parse_version(version)?)?;
+    if model.is_decoupled() {
+        return Err(Refusal::from(Error::unsupported(
+            "HTTP end point doesn't support models with decoupled transaction policy; use generate_stream, or \
+             ModelStreamInfer over gRPC",
+        )));
+    }
     let limit = frontend.options.max_input_size;
     let encoding = compression::of_request(&parts.headers)?;
     let header = parts.headers.get(&HEADER_LENGTH).map(HeaderValue::as_bytes);
@@ -97,13 +97,13 @@ async fn understand(
     }
 
     let (mut request, plan) = if json_length > BLOCKING_BYTES {
-        let model = Arc::clone(model);
+        let model = Arc::clone(&model);
         frontend.heavy(move || build(&model, &body, header_length, limit, received)).await??
     } else {
-        build(model, &body, header_length, limit, received)?
+        build(&model, &body, header_length, limit, received)?
     };
     frontend.options.header_forward.add(&parts.headers, &mut request.parameters)?;
-    Ok((request, plan))
+    Ok((model, request, plan))
 }
 
 /// The whole body, decompressed. What must be small is refused by its announced length.

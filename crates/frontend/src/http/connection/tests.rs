@@ -1,3 +1,5 @@
+//! The connections of a real client side: what comes back on the socket, and when it ends.
+
 use std::io::{Read, Write};
 use std::net::{Shutdown as Direction, SocketAddr, TcpStream as StdStream};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,3 +1,5 @@
+//! Requests as clients write them, and as they should not.
+
 use proptest::prelude::*;
 
 use super::*;
