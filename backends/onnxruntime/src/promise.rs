@@ -69,7 +69,7 @@ impl Plan {
         let mut inputs = Vec::with_capacity(tensors.inputs.len() + tensors.injected.len());
         for spec in &tensors.inputs {
             let info = check.find(&spec.name, "input", &session.inputs)?;
-            let scalar = check.tensor(spec, info)?;
+            let scalar = check.tensor(spec, info, false)?;
             if spec.ragged {
                 return Err(Error::unsupported(format!(
                     "input '{}' of model '{model}' sets allow_ragged_batch, which the backend 'onnxruntime' does not \
@@ -110,7 +110,7 @@ impl Plan {
                 )));
             }
             let info = check.find(&spec.name, "output", &session.outputs)?;
-            check.tensor(spec, info)?;
+            check.tensor(spec, info, true)?;
             outputs.push(OutputPlan {
                 spec: spec.clone(),
                 c_name: info.c_name.clone(),
@@ -152,7 +152,8 @@ impl Check<'_> {
     }
 
     /// Compares type and dimensions; gives whether the engine has a scalar where the configuration has one element.
-    fn tensor(&self, spec: &TensorSpec, info: &TensorInfo) -> Result<bool> {
+    /// An open dimension of an output promises less than the fixed one of the model, and is kept.
+    fn tensor(&self, spec: &TensorSpec, info: &TensorInfo, is_output: bool) -> Result<bool> {
         self.data_type(&spec.name, spec.data_type, info)?;
         // Without a shape in the model there is nothing to compare before the first run.
         let Some(shape) = &info.shape else { return Ok(false) };
@@ -172,7 +173,9 @@ impl Check<'_> {
             true => Shape::with_leading(-1, spec.engine_dims()),
             false => spec.engine_dims().clone(),
         };
-        if shape.accepts(&full) {
+        let agree = |has: i64, says: i64| has == -1 || has == says || (is_output && says == -1);
+        let differing = shape.iter().zip(full.iter()).position(|(&has, &says)| !agree(has, says));
+        if shape.len() == full.len() && differing.is_none() {
             return Ok(false);
         }
         let how = match self.batching {
@@ -182,7 +185,6 @@ impl Check<'_> {
             ),
             false => format!(" (shape {full})"),
         };
-        let differing = shape.iter().zip(full.iter()).position(|(has, says)| *has != -1 && has != says);
         let hint = match differing {
             Some(axis) if shape.len() == full.len() => {
                 format!(
