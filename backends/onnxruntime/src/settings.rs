@@ -16,6 +16,17 @@ const INTER_SPINNING: &str = "session.inter_op.allow_spinning";
 /// Parameters of the CUDA provider that Triton has deprecated.
 const DEPRECATED: [&str; 4] =
     ["cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream"];
+/// Settings of the command line that this backend reads, and those that the server reads for every backend.
+const KNOWN_SETTINGS: [&str; 8] = [
+    "library-path",
+    "enable-global-threadpool",
+    "intra_op_thread_count",
+    "inter_op_thread_count",
+    "default-max-batch-size",
+    "auto-complete-config",
+    "min-compute-capability",
+    "backend-directory",
+];
 /// Most threads that a setting may ask for.
 const MAX_THREADS: i32 = 4096;
 
@@ -30,6 +41,11 @@ pub(crate) struct GlobalThreads {
 impl GlobalThreads {
     /// What the command line asks for; `None` unless `enable-global-threadpool` is set.
     pub(crate) fn read(settings: &BackendSettings) -> Result<Option<Self>> {
+        for (key, _) in settings.iter().filter(|(key, _)| !KNOWN_SETTINGS.contains(key)) {
+            tracing::warn!(
+                "--backend-config=onnxruntime,{key} is not known to the backend and has no effect"
+            );
+        }
         let read =
             |key: &str| settings.get(key).map(|value| (format!("--backend-config=onnxruntime,{key}"), value));
         let enabled = match read("enable-global-threadpool") {

@@ -73,11 +73,16 @@ pub(crate) unsafe fn over(
 pub(crate) fn strings<'a>(
     runtime: &Runtime,
     input: &str,
-    parts: impl Iterator<Item = &'a [u8]>,
+    parts: impl Iterator<Item = &'a [u8]> + Clone,
     shape: &Shape,
 ) -> Result<Value> {
     let wrong = |what: &str| Error::invalid_arg(format!("input '{input}' with shape {shape} {what}"));
     let count = shape.element_count().map_err(|error| wrong(&format!("has no such tensor: {error}")))?;
+    // Before memory is taken: every string has at least its length.
+    let most = parts.clone().map(<[u8]>::len).sum::<usize>() / 4;
+    if most < count {
+        return Err(wrong(&format!("has at most {most} strings, expected {count}")));
+    }
     let value = Value::create(runtime.api, |out| {
         // SAFETY: allocator and shape live through the call; `out` takes the handle.
         unsafe {

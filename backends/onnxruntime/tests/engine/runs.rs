@@ -60,8 +60,10 @@ fn strings_of_every_length_keep_every_byte() {
     assert!(through(0, Vec::new()).expect("an answer").outputs[0].data.is_empty());
     for (shape, data, message) in [
         (1, vec![5, 0, 0, 0, b'a'], "ends within a string"),
-        (1, vec![5, 0, 0], "ends within a length"),
-        (2, text(&[b"a"]), "has 1 strings, expected 2"),
+        (1, [text(&[b""]), vec![5, 0, 0]].concat(), "ends within a length"),
+        (1, vec![5, 0, 0], "has at most 0 strings, expected 1"),
+        (1 << 40, text(&[b"a"]), "has at most 1 strings, expected 1099511627776"),
+        (2, text(&[b"abcd"]), "has 1 strings, expected 2"),
         (1, text(&[b"a", b"b"]), "has more than 1 strings"),
         (1, vec![255; 4], "ends within a string"),
     ] {
