@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use trireme_backend::Backend;
-use trireme_config::{ConfigError, Note};
+use trireme_config::{ConfigError, Note, NoteLevel};
 use trireme_proto::inference::ModelConfig;
 use trireme_types::{Error, Result};
 
@@ -27,6 +27,8 @@ pub struct Finding {
     pub hint: Option<String>,
     /// The whole report for a person, with the source line and a caret where there is one.
     pub report: String,
+    /// Whether it only tells what was filled in, and nothing looks wrong.
+    pub is_note: bool,
 }
 
 impl Finding {
@@ -43,6 +45,7 @@ impl Finding {
             column: error.column(),
             hint: error.hint().map(str::to_owned),
             report: error.to_string(),
+            is_note: false,
         }
     }
 
@@ -54,6 +57,7 @@ impl Finding {
             column: note.column,
             hint: note.hint.clone(),
             report: note.to_string(),
+            is_note: note.level == NoteLevel::Info,
         }
     }
 }
@@ -69,6 +73,7 @@ pub struct ModelCheck {
     /// The completed configuration, if it came that far.
     pub config: Option<ModelConfig>,
     pub errors: Vec<Finding>,
+    /// What looks wrong, and notes on what was filled in.
     pub warnings: Vec<Finding>,
 }
 

@@ -100,7 +100,7 @@ impl Report {
         write_findings("error", Tone::Bad, &self.errors, "", colours, &mut out);
         if !self.models.is_empty() {
             let failed = self.models.iter().filter(|model| !is_ok(model)).count();
-            let warnings: usize = self.models.iter().map(|model| model.warnings.len()).sum();
+            let warnings: usize = self.models.iter().map(|model| warnings(model).count()).sum();
             let tone = if self.is_ok() { Tone::Good } else { Tone::Bad };
             let summary = format!(
                 "{} checked: {} ok, {failed} failed, {}",
@@ -124,6 +124,15 @@ impl Report {
 
 fn is_ok(model: &ModelCheck) -> bool {
     model.errors.is_empty() && model.versions.iter().all(|(_, outcome)| outcome.is_ok())
+}
+
+/// What looks wrong. Notes on what was filled in are no warnings: `trireme config show` tells them.
+fn warnings(model: &ModelCheck) -> impl Iterator<Item = &Finding> {
+    model.warnings.iter().filter(|finding| !finding.is_note)
+}
+
+fn notes(model: &ModelCheck) -> impl Iterator<Item = &Finding> {
+    model.warnings.iter().filter(|finding| finding.is_note)
 }
 
 fn finding(message: String, hint: String) -> Finding {
@@ -162,13 +171,13 @@ fn write_model(model: &ModelCheck, colours: Colours, out: &mut String) {
     };
     push_line(out, &format!("{name}: {outcome}"));
     write_findings("error", Tone::Bad, &model.errors, "  ", colours, out);
-    write_findings("warning", Tone::Doubtful, &model.warnings, "  ", colours, out);
+    write_findings("warning", Tone::Doubtful, warnings(model), "  ", colours, out);
 }
 
-fn write_findings(
+fn write_findings<'a>(
     word: &str,
     tone: Tone,
-    findings: &[Finding],
+    findings: impl IntoIterator<Item = &'a Finding>,
     margin: &str,
     colours: Colours,
     out: &mut String,
@@ -196,6 +205,7 @@ struct ModelJson<'a> {
     versions: Vec<VersionJson<'a>>,
     errors: Vec<FindingJson<'a>>,
     warnings: Vec<FindingJson<'a>>,
+    notes: Vec<FindingJson<'a>>,
 }
 
 #[derive(Serialize)]
@@ -229,7 +239,8 @@ impl<'a> ModelJson<'a> {
             config_file: model.config_file.as_ref().map(|path| path.display().to_string()),
             versions: model.versions.iter().map(version).collect(),
             errors: model.errors.iter().map(FindingJson::of).collect(),
-            warnings: model.warnings.iter().map(FindingJson::of).collect(),
+            warnings: warnings(model).map(FindingJson::of).collect(),
+            notes: notes(model).map(FindingJson::of).collect(),
         }
     }
 }

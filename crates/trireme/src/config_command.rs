@@ -77,8 +77,9 @@ pub(crate) fn run(args: ConfigArgs) -> Result<ExitCode> {
 fn show(args: &ShowArgs) -> Result<ExitCode> {
     let check = shown_model(args)?;
     let mut remarks = String::new();
-    for warning in &check.warnings {
-        remarks += &format!("warning: {}\n", terminal::indent_rest(&warning.report, 2));
+    for finding in &check.warnings {
+        let word = if finding.is_note { "note" } else { "warning" };
+        remarks += &format!("{word}: {}\n", terminal::indent_rest(&finding.report, 2));
     }
     for error in &check.errors {
         remarks += &format!("error: {}\n", terminal::indent_rest(&error.report, 2));
