@@ -16,7 +16,9 @@ use trireme_core::{Finding, ModelCheck};
 use crate::offline::{LoadArgs, Target};
 use crate::terminal::{self, Colours, Tone};
 
-/// Arguments of `trireme check`.
+/// Say whether the models of a repository would load, and what to do where they would not; no port is opened
+///
+/// The exit code is 0 if every model loads and 1 otherwise.
 #[derive(Args, Debug)]
 pub(crate) struct CheckArgs {
     /// Model repositories, model directories (the folder with config.pbtxt) or model files

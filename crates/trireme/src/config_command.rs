@@ -17,7 +17,7 @@ use trireme_proto::inference::ModelConfig;
 use crate::offline::{LoadArgs, Target};
 use crate::terminal;
 
-/// Arguments of `trireme config`.
+/// Show configurations as they are served, and convert between config.pbtxt and JSON
 #[derive(Args, Debug)]
 pub(crate) struct ConfigArgs {
     #[command(subcommand)]

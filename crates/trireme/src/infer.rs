@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -31,7 +31,10 @@ use tensor::Tensor;
 /// What stays as it is in a path segment.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// Arguments of `trireme infer`.
+/// Send one inference request to a running server and print the answer
+///
+/// Names, data types and shapes are taken from the server, so only values are typed. Without --input the command tells
+/// which inputs the model takes.
 #[derive(Args, Debug)]
 pub(crate) struct InferArgs {
     /// Name of the model
@@ -103,7 +106,7 @@ fn infer(args: &InferArgs) -> Result<Inference> {
     }
     let described = endpoint.get(&path)?;
     if described.status != 200 {
-        return Err(refused(&endpoint, &described).context(models_hint(&endpoint)));
+        bail!("{}{}", refusal(&endpoint, &described), models_hint(&endpoint));
     }
     let model =
         ModelMetadata::parse(&described.body).with_context(|| format!("asked {}{path}", endpoint.url()))?;
@@ -115,17 +118,12 @@ fn infer(args: &InferArgs) -> Result<Inference> {
     if answer.status == 200 {
         return Inference::parse(&answer);
     }
-    let error = refused(&endpoint, &answer);
-    // A request that does not fit is seen by looking at what the model takes.
-    Err(if answer.status == 400 {
-        error.context(format!(
-            "model '{}' refused the request; its inputs are:\n{}",
-            model.name,
-            model.input_lines()
-        ))
-    } else {
-        error
-    })
+    let refusal = refusal(&endpoint, &answer);
+    if answer.status == 400 {
+        // A request that does not fit is mended by looking at what the model takes.
+        bail!("{refusal}\nthe inputs of model '{}' are:\n{}", model.name, model.input_lines());
+    }
+    bail!(refusal)
 }
 
 /// Length of the JSON part, and the body: JSON, then the bytes of every input.
@@ -175,7 +173,7 @@ fn request(model: &ModelMetadata, inputs: &[Tensor], args: &InferArgs) -> Result
 }
 
 /// What a server says when it refuses.
-fn refused(endpoint: &Endpoint, answer: &Answer) -> anyhow::Error {
+fn refusal(endpoint: &Endpoint, answer: &Answer) -> String {
     #[derive(Deserialize)]
     struct Refusal {
         error: String,
@@ -184,10 +182,10 @@ fn refused(endpoint: &Endpoint, answer: &Answer) -> anyhow::Error {
         Ok(refusal) => refusal.error,
         Err(_) => String::from_utf8_lossy(&answer.body).chars().take(500).collect(),
     };
-    anyhow!("{} answered {}: {}", endpoint.url(), answer.status, text.trim())
+    format!("{} answered {}: {}", endpoint.url(), answer.status, text.trim())
 }
 
-/// The models that the server has ready, for a person who asked for another.
+/// A line with the models that the server has ready, for a person who asked for another; empty if it does not tell.
 fn models_hint(endpoint: &Endpoint) -> String {
     #[derive(Deserialize)]
     struct Entry {
@@ -199,15 +197,15 @@ fn models_hint(endpoint: &Endpoint) -> String {
     let entries = index.ok().filter(|answer| answer.status == 200);
     let Some(entries) = entries.and_then(|answer| serde_json::from_slice::<Vec<Entry>>(&answer.body).ok())
     else {
-        return "cannot read the model's metadata".to_owned();
+        return String::new();
     };
     let mut ready: Vec<&str> =
         entries.iter().filter(|entry| entry.state == "READY").map(|entry| entry.name.as_str()).collect();
     ready.dedup();
     if ready.is_empty() {
-        "the server has no model ready".to_owned()
+        "\nthe server has no model ready".to_owned()
     } else {
-        format!("the models that are ready are {}", ready.join(", "))
+        format!("\nthe models that are ready are {}", ready.join(", "))
     }
 }
 

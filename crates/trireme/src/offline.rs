@@ -51,7 +51,11 @@ impl Target {
     pub(crate) fn of(path: &Path) -> Result<Self> {
         let metadata = match fs_err::metadata(path) {
             Ok(metadata) => metadata,
-            Err(error) => bail!("expected a model repository, a model directory or a model file: {error}"),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => bail!(
+                "expected a model repository, a model directory or a model file, and there is no '{}'",
+                path.display()
+            ),
+            Err(error) => bail!("cannot look at '{}': {error}", path.display()),
         };
         if !metadata.is_dir() {
             if path.file_name().is_some_and(|name| name == "config.pbtxt") {
@@ -206,7 +210,7 @@ mod tests {
         let path = repository.join("plain/1/model.onnx");
         assert_eq!(of("plain/1/model.onnx"), Target::File(SingleModel { name: "model".into(), path }));
         let error = Target::of(&repository.join("nowhere")).expect_err("not there").to_string();
-        assert!(error.contains("expected a model repository") && error.contains("nowhere"), "{error}");
+        assert!(error.contains("expected a model repository") && error.contains("nowhere'"), "{error}");
         let error =
             Target::of(&repository.join("configured/config.pbtxt")).expect_err("no model").to_string();
         assert!(error.contains("trireme config convert"), "{error}");
