@@ -1,0 +1,121 @@
+//! Flags and what they come to.
+
+use clap::Command;
+
+use super::*;
+
+fn settings(args: &[&str]) -> Result<Settings> {
+    let command =
+        Flags::add_to(Command::new("serve").no_binary_name(true)).arg(clap::Arg::new("MODEL").num_args(0..));
+    Settings::of(&Flags::of(&command.try_get_matches_from(args)?))
+}
+
+fn refusal(args: &[&str]) -> String {
+    settings(args).expect_err("must be refused").to_string()
+}
+
+#[test]
+fn defaults_are_tritons() {
+    let settings = settings(&["--model-repository=/m"]).expect("valid");
+    let http = settings.http.expect("on").0;
+    assert_eq!((http.address.as_str(), http.port, http.reuse_port), ("0.0.0.0", 8000, false));
+    assert_eq!(settings.grpc.expect("on").0.port, 8001);
+    assert_eq!(settings.metrics.expect("on").port, 8002);
+    assert_eq!(settings.exit_timeout, Duration::from_secs(30));
+    assert!(settings.exit_on_error);
+    assert_eq!(settings.server.repositories, [PathBuf::from("/m")]);
+    assert!(settings.server.strict_readiness && !settings.server.strict_config);
+}
+
+#[test]
+fn metrics_follow_the_http_address() {
+    let metrics = |args: &[&str]| settings(args).expect("valid").metrics.expect("on").address;
+    assert_eq!(metrics(&["--model-repository=/m", "--http-address=127.0.0.1"]), "127.0.0.1");
+    assert_eq!(metrics(&["--model-repository=/m", "--http-address=::1", "--metrics-address=::"]), "::");
+    assert_eq!(metrics(&["--model-repository=/m", "--allow-http=false", "--http-address=::1"]), "0.0.0.0");
+}
+
+#[test]
+fn says_which_flag_is_wrong_and_what_it_wants() {
+    let m = "--model-repository=/m";
+    for (args, want) in [
+        (vec![], "--model-repository must be specified"),
+        (vec![m, "--http-port=70000"], "--http-port expects a whole number from 0 to 65535, got '70000'"),
+        (vec![m, "--allow-http=maybe"], "--allow-http expects true or false"),
+        (vec![m, "--load-model=a"], "--load-model is only for --model-control-mode=explicit"),
+        (
+            vec![m, "--model-control-mode=explicit", "--load-model=*", "--load-model=a"],
+            "--load-model=* loads every",
+        ),
+        (vec![m, "--grpc-port=8000"], "both want 0.0.0.0:8000"),
+        (vec![m, "--model-control-mode=poll"], "watching the repository is not available yet"),
+        (vec![m, "--allow-client-shm=true"], "--allow-client-shm=true cannot be followed: shared memory"),
+        (vec![m, "--trace-config=level=TIMESTAMPS"], "tracing is not available yet"),
+        (vec![m, "--cache-config=local,size=1"], "the response cache is not available yet"),
+        (vec!["--model-repository=s3://bucket/m"], "repositories on s3:// are not available yet"),
+        (vec![m, "--backend-config=onnxruntime"], "--backend-config expects [BACKEND,]KEY=VALUE"),
+        (
+            vec![m, "--metrics-config=histogram_latencies=true"],
+            "histograms and summaries are not available yet",
+        ),
+        (vec![m, "--log-format=xml"], "--log-format expects default or ISO8601"),
+        (vec![m, "--model-config-name=a b"], "without blanks"),
+        (vec!["/no/such/model.onnx"], "there is no file or directory '/no/such/model.onnx'"),
+    ] {
+        let got = refusal(&args);
+        assert!(got.contains(want), "{args:?}\ngot  {got}\nwant {want}");
+    }
+}
+
+#[test]
+fn features_to_come_are_harmless_at_their_default() {
+    let settings = settings(&[
+        "--model-repository=/m",
+        "--rate-limit=off",
+        "--allow-client-shm=0",
+        "--grpc-use-ssl=false",
+        "--trace-level=OFF",
+        "--response-cache-byte-size=0",
+        "--http-thread-count=4",
+    ])
+    .expect("nothing is asked for");
+    assert_eq!(settings.without_effect.len(), 1);
+    assert!(settings.without_effect[0].starts_with("--http-thread-count is accepted and has no effect"));
+}
+
+#[test]
+fn old_spellings_are_followed_with_a_warning() {
+    let old = settings(&["--model-store=/m", "--strict-model-config=true"]).expect("valid");
+    assert!(old.server.strict_config);
+    assert_eq!(old.warnings.len(), 1);
+    let both =
+        settings(&["--model-store=/m", "--strict-model-config=false", "--disable-auto-complete-config"]);
+    assert!(both.expect("valid").server.strict_config, "the new flag wins");
+}
+
+#[test]
+fn model_files_get_names() {
+    let root = tempfile::tempdir().expect("a directory");
+    let file = root.path().join("net.onnx");
+    fs_err::write(&file, b"x").expect("can write");
+    let file = file.to_str().expect("UTF-8");
+    let named = format!("other={file}");
+    let server = settings(&[file, &named, root.path().to_str().expect("UTF-8")]).expect("valid").server;
+    let names: Vec<_> = server.single_models.iter().map(|model| model.name.as_str()).collect();
+    assert_eq!(names, ["net", "other"]);
+    assert_eq!(server.repositories, [root.path()]);
+    assert!(refusal(&[file, file]).contains("two models would be called 'net'"));
+}
+
+#[test]
+fn backend_settings_may_be_for_all() {
+    let server = settings(&[
+        "--model-repository=/m",
+        "--backend-config=default-max-batch-size=16",
+        "--backend-config=onnxruntime,default-max-batch-size=8",
+    ])
+    .expect("valid")
+    .server;
+    assert_eq!(server.default_max_batch_size("onnxruntime"), 8);
+    assert_eq!(server.default_max_batch_size("python"), 16);
+}
