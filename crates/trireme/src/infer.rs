@@ -1,7 +1,8 @@
 //! `trireme infer`: one inference request to a running server, over HTTP with the binary tensor extension.
 //!
 //! The model's metadata gives names, data types and shapes, so only values are typed. It works with every server that
-//! speaks the KServe v2 protocol with binary tensors. Nothing here knows the server's crates.
+//! speaks the KServe v2 protocol with binary tensors. Nothing here knows the server's crates, the words of
+//! `trireme-types` aside.
 
 mod answer;
 mod fill;
