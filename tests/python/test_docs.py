@@ -26,10 +26,9 @@ LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 # Flags of other programs in the documents.
 FOREIGN = {
-    "curl": {"--data", "--data-binary", "--header", "--output", "--silent"},
-    "cargo": {"--all-targets", "--check", "--package", "--release", "--workspace", "--edition", "--lib"},
-    "kubectl, docker": {"--rm", "--network"},
-    "ours": {"--list", "--markdown", "--url"},
+    "cargo": {"--package", "--check"},
+    "our own programs": {"--list", "--url"},
+    "nobody": {"--flag"},
 }
 
 
@@ -182,7 +181,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 def test_flags_that_are_named_exist() -> None:
     """Every flag in the documents is one of a command's help."""
-    commands = ["serve", "check", "config show", "config convert", "infer"]
+    commands = ["", "serve", "check", "config show", "config convert", "infer"]
     helps = [
         subprocess.run([binary(), *command.split(), "--help"], capture_output=True, text=True, check=True).stdout
         for command in commands
