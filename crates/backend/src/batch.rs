@@ -82,7 +82,8 @@ impl BatchRequest {
     /// Splits the request for the server after an execution: what was answered, and the responder to send it by.
     /// The responder is `None` when the backend took it.
     pub fn into_parts(self) -> (InferRequest, Option<Responder>, Result<InferResponse>) {
-        let silent = || Err(Error::internal("the backend ended the execution without an answer to this request"));
+        let silent =
+            || Err(Error::internal("the backend ended the execution without an answer to this request"));
         (self.request, self.responder, self.answer.unwrap_or_else(silent))
     }
 }

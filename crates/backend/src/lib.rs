@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 pub use batch::{Batch, BatchRequest, BatchTimes};
 pub use context::{BackendSettings, InstanceContext, InstanceKind, ModelContext, ModelFiles, ModelTensors};
-use trireme_types::{MemoryUsage, ModelReport, Result};
 pub use tensors::{BatchRows, engine_shape, wire_shape};
+use trireme_types::{MemoryUsage, ModelReport, Result};
 
 /// An execution engine, by the name that `backend:` in a configuration gives.
 ///

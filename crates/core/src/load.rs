@@ -50,11 +50,28 @@ pub(crate) struct LoadFailure {
     pub(crate) advice: String,
     pub(crate) findings: Vec<Finding>,
     no_version: bool,
+    /// Versions that fail for this reason, if it is known which.
+    affected: Vec<i64>,
 }
 
 impl LoadFailure {
     fn of_model(error: Error, advice: impl Into<String>) -> Self {
-        Self { version: None, error, advice: advice.into(), findings: Vec::new(), no_version: false }
+        Self {
+            version: None,
+            error,
+            advice: advice.into(),
+            findings: Vec::new(),
+            no_version: false,
+            affected: Vec::new(),
+        }
+    }
+
+    /// One failure for each version that this one affects, or the failure of the model as a whole.
+    fn per_version(self) -> Vec<Self> {
+        if self.affected.is_empty() {
+            return vec![self];
+        }
+        self.affected.iter().map(|version| Self { version: Some(*version), ..self.clone() }).collect()
     }
 
     /// As the repository index gives it: `Invalid argument: ...`.
@@ -150,7 +167,9 @@ impl Loader {
         let mut warnings = Vec::new();
         let plan = match self.plan(source, overrides, &mut warnings) {
             Ok(plan) => plan,
-            Err(failure) => return Loaded { warnings, ..Loaded::failed(*failure) },
+            Err(failure) => {
+                return Loaded { warnings, failures: failure.per_version(), ..Loaded::default() };
+            }
         };
         let mut loaded = self.load_versions(plan);
         warnings.append(&mut loaded.warnings);
@@ -191,6 +210,9 @@ impl Loader {
             })?,
             _ => vec![1],
         };
+        if on_disk.is_empty() {
+            return Err(Box::new(advice::no_version(source, None, &on_disk)));
+        }
         let first_version = files::version_listing(source, on_disk.first().copied());
         if !self.options.strict_config {
             tell(
@@ -198,13 +220,7 @@ impl Loader {
                     .map_err(|errors| places.advise(errors))?,
             );
         }
-        let backend = self.backend_of(&config, source)?;
-        let facts = self.facts(backend.as_ref());
-        if self.options.cpu_fallback {
-            tell(trireme_config::fall_back_to_cpu(&mut config, &facts));
-        }
-        tell(trireme_config::normalize(&mut config, &facts));
-
+        let mut unknown = Vec::new();
         let versions = match VersionPolicy::of(&config) {
             VersionPolicy::Latest(count) => on_disk.iter().rev().take(count).rev().copied().collect(),
             VersionPolicy::All => on_disk.clone(),
@@ -212,14 +228,26 @@ impl Loader {
                 for version in wanted.iter().filter(|version| !on_disk.contains(version)) {
                     let message =
                         format!("version {version} is named in version_policy but has no directory");
-                    warnings.push(Finding::message(message));
+                    unknown.push(Finding::message(message));
                 }
                 on_disk.iter().filter(|version| wanted.contains(version)).copied().collect::<Vec<_>>()
             }
         };
         if versions.is_empty() {
-            return Err(Box::new(advice::no_version(source, backend.default_model_filename(), &on_disk)));
+            let file = Some(config.default_model_filename.as_str()).filter(|file| !file.is_empty());
+            return Err(Box::new(advice::no_version(source, file, &on_disk)));
         }
+        let backend = self.backend_of(&config, source).map_err(|mut failure| {
+            failure.affected.clone_from(&versions);
+            failure
+        })?;
+        let facts = self.facts(backend.as_ref());
+        if self.options.cpu_fallback {
+            tell(trireme_config::fall_back_to_cpu(&mut config, &facts));
+        }
+        tell(trireme_config::normalize(&mut config, &facts));
+
+        warnings.append(&mut unknown);
         Ok(Plan { source, backend, config, places, versions })
     }
 

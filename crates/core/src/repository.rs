@@ -94,7 +94,7 @@ fn model_directories(repository: &Path) -> Result<Vec<(String, PathBuf)>> {
             Ok(metadata) if metadata.is_dir() => models.push((name, entry.path())),
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!("skipping '{}' in the model repository: {error}", entry.path().display())
+                tracing::warn!("skipping '{}' in the model repository: {error}", entry.path().display());
             }
         }
     }
@@ -134,7 +134,7 @@ pub(crate) fn versions(model_dir: &Path) -> Result<Vec<i64>> {
         match version_number(&name) {
             Ok(version) => versions.push(version),
             Err(Some(reason)) => {
-                tracing::warn!("ignoring version directory '{}': {reason}", entry.path().display())
+                tracing::warn!("ignoring version directory '{}': {reason}", entry.path().display());
             }
             Err(None) => tracing::debug!("ignoring '{}': not a version directory", entry.path().display()),
         }

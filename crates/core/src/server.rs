@@ -257,7 +257,9 @@ impl Server {
         };
         let loaded = self.loader.load(source, &overrides);
         if let Some(failure) = loaded.failures.iter().find(|failure| failure.version.is_none()) {
-            return Err(if failure.is_version_policy() {
+            return Err(if failure.error.code() == trireme_types::Code::Unsupported {
+                failure.error.clone()
+            } else if failure.is_version_policy() {
                 Error::invalid_arg(format!("load failed for model '{name}': {}\n", failure.error))
             } else {
                 poll_failed(&format!(": {}", failure.error))
@@ -429,20 +431,22 @@ impl Server {
         for model in &loaded.versions {
             tracing::info!("successfully loaded '{name}' version {}", model.version());
         }
-        let mut dropped = Vec::new();
+        let mut useless = Vec::new();
+        let mut kept = false;
         let before = self.table.update(name, |old| {
-            let serving = old.map(|old| old.ready.len()).unwrap_or_default();
-            if serving > 0 && !loaded.failures.is_empty() {
-                dropped.clone_from(&loaded.versions);
-                let kept = old.cloned().unwrap_or_default();
-                return Entry { failures: Vec::new(), ..kept };
+            let serving = old.is_some_and(|old| !old.ready.is_empty());
+            kept = serving && !loaded.failures.is_empty();
+            match old {
+                Some(old) if kept => {
+                    useless.clone_from(&loaded.versions);
+                    old.clone()
+                }
+                _ => loaded.into_entry(),
             }
-            loaded.into_entry()
         });
-        let replaced = if dropped.is_empty() {
-            before.map(|old| old.ready.clone()).unwrap_or_default()
-        } else {
-            dropped
+        let replaced = match before {
+            Some(before) if !kept => before.ready.clone(),
+            _ => useless,
         };
         for model in replaced {
             model.stop();

@@ -82,7 +82,7 @@ fn refuse_later(flags: &Flags) -> Result<Vec<String>> {
         match flag.fate {
             Fate::Used => {}
             Fate::NoEffect(why) => {
-                remarks.push(format!("--{} is accepted and has no effect: {why}", flag.name))
+                remarks.push(format!("--{} is accepted and has no effect: {why}", flag.name));
             }
             Fate::Later(feature) => {
                 let harmless = |value: &String| {

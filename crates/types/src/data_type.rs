@@ -129,7 +129,9 @@ impl fmt::Display for DataType {
 
 /// The text is not the wire name of a data type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown datatype, expected one of BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, FP32, FP64, BYTES, BF16")]
+#[error(
+    "unknown datatype, expected one of BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, FP32, FP64, BYTES, BF16"
+)]
 pub struct UnknownDataType;
 
 impl FromStr for DataType {

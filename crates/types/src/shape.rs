@@ -74,7 +74,8 @@ impl Shape {
     /// Whether a tensor of shape `actual` may stand where this shape is expected: same rank, and equal
     /// dimensions wherever this one is not `-1`.
     pub fn accepts(&self, actual: &[i64]) -> bool {
-        self.0.len() == actual.len() && self.0.iter().zip(actual).all(|(&want, &got)| want == -1 || want == got)
+        self.0.len() == actual.len()
+            && self.0.iter().zip(actual).all(|(&want, &got)| want == -1 || want == got)
     }
 }
 

@@ -1,3 +1,5 @@
+//! Completion, rule by rule and case by case.
+
 use proptest::prelude::*;
 use trireme_types::DataType;
 

@@ -1,3 +1,5 @@
+//! The JSON form: what is written, what is read back, what is refused.
+
 use proptest::prelude::*;
 use trireme_proto::inference::ModelConfig;
 

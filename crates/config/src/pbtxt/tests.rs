@@ -1,3 +1,5 @@
+//! The text form: what is accepted, what is refused and with which words.
+
 use proptest::prelude::*;
 use trireme_proto::inference::model_config::SchedulingChoice;
 

@@ -1,3 +1,5 @@
+//! Each rule with a configuration that breaks it.
+
 use super::*;
 use crate::{normalize, parse_pbtxt};
 
