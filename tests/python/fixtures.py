@@ -61,14 +61,32 @@ def save(
     return folder
 
 
-def copy(repository: Path, name: str, data_type: int, shape: list, **arguments: str) -> Path:
-    """A model whose output Y is its input X."""
+def copy(
+    repository: Path, name: str, data_type: int, shape: list, *, batching: bool = False, **arguments: str
+) -> Path:
+    """A model whose output Y is its input X. Unless it is `batching`, an open first dimension is a plain one."""
     nodes = [helper.make_node("Identity", ["X"], ["Y"])]
-    return save(repository, name, nodes, [("X", data_type, shape)], [("Y", data_type, shape)], **arguments)
+    folder = save(repository, name, nodes, [("X", data_type, shape)], [("Y", data_type, shape)], **arguments)
+    if not batching and shape and isinstance(shape[0], str):
+        configure(folder, whole_shapes(inputs={"X": (data_type, shape)}, outputs={"Y": (data_type, shape)}))
+    return folder
 
 
 def configure(folder: Path, text: str) -> None:
     (folder / "config.pbtxt").write_text(text)
+
+
+def whole_shapes(*, inputs: dict[str, tuple], outputs: dict[str, tuple]) -> str:
+    """A configuration that names every dimension, so that completion takes none of them for the batch."""
+    names = {number: "STRING" if name == "str" else name.upper() for name, number in TYPES.items()}
+
+    def tensor(kind: str, name: str, data_type: int, shape: list) -> str:
+        dims = ", ".join("-1" if isinstance(dim, str) else str(dim) for dim in shape)
+        return f'{kind} [ {{ name: "{name}" data_type: TYPE_{names[data_type]} dims: [ {dims} ] }} ]\n'
+
+    lines = [tensor("input", name, *value) for name, value in inputs.items()]
+    lines += [tensor("output", name, *value) for name, value in outputs.items()]
+    return 'backend: "onnxruntime"\nmax_batch_size: 0\n' + "".join(lines)
 
 
 def echo(repository: Path, name: str, data_type: str, *, batch: int = 0, dims: str = "[ -1 ]", more: str = "") -> Path:
@@ -109,7 +127,7 @@ def lay_types(repository: Path) -> None:
     """id_TYPE (no batching, one dynamic dimension) and idb_TYPE (batches of at most 8) for every type."""
     for name, data_type in TYPES.items():
         copy(repository, f"id_{name}", data_type, ["a"])
-        folder = copy(repository, f"idb_{name}", data_type, ["N", "a"])
+        folder = copy(repository, f"idb_{name}", data_type, ["N", "a"], batching=True)
         configure(folder, 'backend: "onnxruntime"\nmax_batch_size: 8\n')
 
 
@@ -117,7 +135,7 @@ def lay_shapes(repository: Path) -> None:
     """Scalars, a lone batch dimension, a fixed leading 1, two and three dynamic dimensions."""
     tensor = TensorProto.FLOAT
     copy(repository, "id_scalar", tensor, [])
-    copy(repository, "idb_rank1", tensor, ["N"])
+    copy(repository, "idb_rank1", tensor, ["N"], batching=True)
     copy(repository, "id_fixed1", tensor, [1, 4])
     copy(repository, "id_2d", tensor, ["a", "b"])
     copy(repository, "id_3d", tensor, ["a", "b", "c"])
@@ -137,7 +155,9 @@ def lay_sums(repository: Path) -> None:
     )
     configure(folder, 'backend: "onnxruntime"\nmax_batch_size: 8\n')
     nodes = [helper.make_node("Div", ["A", "B"], ["Y"])]
-    save(repository, "divide", nodes, [("A", tensor, ["n"]), ("B", tensor, ["n"])], [("Y", tensor, ["n"])])
+    folder = save(repository, "divide", nodes, [("A", tensor, ["n"]), ("B", tensor, ["n"])], [("Y", tensor, ["n"])])
+    vector = (tensor, ["n"])
+    configure(folder, whole_shapes(inputs={"A": vector, "B": vector}, outputs={"Y": vector}))
 
 
 def lay_classes(repository: Path) -> None:

@@ -173,7 +173,7 @@ def test_futures_settled_from_the_clients_thread(server):
                 future.set_exception(error) if error else future.set_result(result)
 
         client.async_infer(
-            "addsub", inputs(grpc, A + i, B), callback=lambda r, e: loop.call_soon_threadsafe(settle, r, e)
+            "addsub", inputs(grpc, A + i, B), callback=lambda result, error: loop.call_soon_threadsafe(settle, result, error)
         )
         return await asyncio.wait_for(future, 20)
 

@@ -15,7 +15,7 @@ use trireme_types::{Error, InferInput, InferRequest, Responder, Result, TensorBu
 
 use crate::infer::{self, Expectation};
 use crate::scheduler::InstancePool;
-use crate::stats::{FailureReason, ModelStatistics, Statistics};
+use crate::stats::{ModelStatistics, Statistics};
 
 /// Class names of one output, one a line in its label file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -193,7 +193,7 @@ impl ModelVersion {
     /// Checks a request and gives it to the instances. Every error goes through the responder.
     pub(crate) fn infer(self: &Arc<Self>, mut request: InferRequest, responder: Responder) {
         if let Err(error) = infer::normalize(&mut request, &self.expectation()) {
-            self.statistics.failed(FailureReason::Other, request.received.elapsed());
+            self.statistics.refused();
             responder.finish(Err(error));
             return;
         }

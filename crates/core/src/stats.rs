@@ -173,6 +173,12 @@ impl Statistics {
         totals.failures[reason as usize] += 1;
     }
 
+    /// Counts a request that does not fit the model: in the metrics, but not among the model's own failures, as with
+    /// Triton.
+    pub(crate) fn refused(&self) {
+        self.0.lock().failures[FailureReason::Other as usize] += 1;
+    }
+
     /// Counts the `index`-th response of a decoupled request. `infer` runs from the start of the execution or the
     /// response before.
     pub(crate) fn responded(&self, index: u32, success: Option<bool>, infer: Duration) {

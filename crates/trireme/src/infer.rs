@@ -30,7 +30,7 @@ use metadata::ModelMetadata;
 use tensor::Tensor;
 
 /// What stays as it is in a path segment.
-const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+pub(crate) const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 /// Send one inference request to a running server and print the answer
 ///

@@ -56,9 +56,12 @@ pub(crate) fn run(flags: &Flags) -> Result<ExitCode> {
         ));
     }
     let shutdown = Shutdown::new();
+    let http_address = listeners.http.as_ref().and_then(|listener| listener.local_addr().ok());
     let outcome = runtime.block_on(async {
         serve(&server, listeners, &settings, &shutdown);
-        example::tell(&server, settings.http.as_ref().map(|(endpoint, _)| endpoint));
+        if let Some(address) = http_address {
+            example::tell(&server, address);
+        }
         signals.wait().await;
         stop::stop(&server, &shutdown, settings.exit_timeout).await
     });
@@ -127,7 +130,7 @@ fn load(runtime: &Runtime, signals: &stop::Signals, settings: &Settings) -> Resu
     }
 }
 
-/// The tables, and under them what to do about each model that failed.
+/// The tables, and under it what to do about each model that failed.
 fn tell(server: &Server, settings: &Settings, rows: &[LoadRow]) {
     let options = server.options();
     tracing::info!(target: logging::TABLE, "{}\n", tables::backends(server));
@@ -135,8 +138,8 @@ fn tell(server: &Server, settings: &Settings, rows: &[LoadRow]) {
     for row in rows {
         if let Some(advice) = &row.advice {
             let version = row.version.map(|version| format!(" version {version}")).unwrap_or_default();
-            tracing::error!(target: logging::TABLE, "model '{}'{version} is not served: {}\n", row.model, row.status);
-            tracing::error!(target: logging::TABLE, "{advice}\n");
+            let model = &row.model;
+            tracing::error!(target: logging::TABLE, "Model '{model}'{version} is not served:\n{advice}\n");
         }
     }
     if rows.is_empty() {

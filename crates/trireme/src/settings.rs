@@ -50,7 +50,7 @@ impl Settings {
     /// The first flag, or pair of flags, that cannot be followed, by name.
     pub(crate) fn of(flags: &Flags) -> Result<Self> {
         let without_effect = refuse_later(flags)?;
-        let mut warnings = Vec::new();
+        let mut warnings = Vec::from_iter(vertex_ai(std::env::var("AIP_MODE").ok().as_deref()));
         let http = http(flags)?;
         let grpc = grpc(flags)?;
         let metrics = metrics(flags, http.as_ref().map(|(endpoint, _)| endpoint))?;
@@ -59,6 +59,11 @@ impl Settings {
             ("GRPC", "--grpc-port", grpc.as_ref().map(|(endpoint, _)| endpoint)),
             ("metrics", "--metrics-port", metrics.as_ref()),
         ])?;
+        if http.is_none() && grpc.is_none() {
+            warnings.push(
+                "no client can ask this server: --allow-http and --allow-grpc are both false".to_owned(),
+            );
+        }
         Ok(Self {
             server: server(flags, &mut warnings)?,
             http,
@@ -74,6 +79,18 @@ impl Settings {
     }
 }
 
+/// Values that switch off what is not there, besides the defaults.
+const OFF: &[(&str, &str)] = &[("trace-config", "level=OFF")];
+
+/// What to say where the environment asks for the Vertex AI endpoint, as Triton lets it.
+fn vertex_ai(aip_mode: Option<&str>) -> Option<String> {
+    (aip_mode == Some("PREDICTION")).then(|| {
+        "AIP_MODE=PREDICTION asks for the Vertex AI endpoint, which is not available yet in this version of trireme; HTTP \
+         and gRPC are served as without it"
+            .to_owned()
+    })
+}
+
 /// Refuses flags of features that are not built, unless they say what would happen anyway. Returns the remarks on
 /// those that are accepted without effect.
 fn refuse_later(flags: &Flags) -> Result<Vec<String>> {
@@ -86,7 +103,8 @@ fn refuse_later(flags: &Flags) -> Result<Vec<String>> {
             }
             Fate::Later(feature) => {
                 let harmless = |value: &String| {
-                    value.eq_ignore_ascii_case(flag.default)
+                    OFF.contains(&(flag.name, value.as_str()))
+                        || value.eq_ignore_ascii_case(flag.default)
                         || (flag.default == "false"
                             && matches!(value.to_ascii_lowercase().as_str(), "off" | "0"))
                 };

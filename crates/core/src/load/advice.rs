@@ -25,7 +25,13 @@ pub(super) fn ambiguous(name: &str, paths: &[PathBuf]) -> LoadFailure {
 
 /// The configuration cannot be read, or contradicts itself or the model file.
 pub(super) fn config(errors: &ConfigErrors) -> Box<LoadFailure> {
-    let error = Error::invalid_arg(errors.first().one_line());
+    let first = errors.first();
+    let place = match (first.file(), first.line()) {
+        (Some(file), Some(line)) => format!(" ({file}:{line})"),
+        (Some(file), None) => format!(" ({file})"),
+        _ => String::new(),
+    };
+    let error = Error::invalid_arg(format!("{}{place}", first.reason()));
     let mut failure = LoadFailure::of_model(error, errors.to_string());
     failure.findings = errors.iter().map(Finding::from_config).collect();
     Box::new(failure)

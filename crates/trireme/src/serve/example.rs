@@ -1,29 +1,29 @@
 //! The line at the end of the start: a request that works as it stands.
 
+use std::net::SocketAddr;
+
+use percent_encoding::utf8_percent_encode;
+use serde::Serialize;
+use serde_json::{Value, json};
 use trireme_core::Server;
 use trireme_types::{DataType, TensorSpec};
 
+use crate::infer::SEGMENT;
 use crate::logging;
-use crate::settings::Endpoint;
 
 /// Inputs with more elements than this are not written out.
 const MAX_ELEMENTS: usize = 32;
 
-/// Logs one curl command for the first model that is ready.
-pub(super) fn tell(server: &Server, http: Option<&Endpoint>) {
-    let Some(endpoint) = http else { return };
-    let host = match endpoint.address.as_str() {
-        "0.0.0.0" | "::" | "[::]" => "127.0.0.1",
-        address => address,
-    };
+/// Logs one curl command for the first model that is ready. `address` is where HTTP is served.
+pub(super) fn tell(server: &Server, address: SocketAddr) {
     let ready = server.repository_index(true);
     let models = ready.iter().filter_map(|entry| server.model(&entry.name, None).ok());
     let mut first = None;
     for model in models {
-        let url = format!("http://{host}:{}/v2/models/{}", endpoint.port, model.name());
-        if let Some(inputs) = example_inputs(model.inputs(), model.max_batch_size() > 0)
-            && !model.is_decoupled()
-        {
+        let name = utf8_percent_encode(model.name(), SEGMENT);
+        let url = format!("http://{}/v2/models/{name}", reachable(address));
+        let inputs = example_inputs(model.inputs(), model.max_batch_size() > 0);
+        if let Some(inputs) = inputs.filter(|_| !model.is_decoupled()) {
             tell_command(&format!("{url}/infer -d '{{\"inputs\":[{inputs}]}}'"));
             return;
         }
@@ -34,31 +34,94 @@ pub(super) fn tell(server: &Server, http: Option<&Endpoint>) {
     }
 }
 
+/// The address as a client on this machine writes it.
+fn reachable(address: SocketAddr) -> String {
+    if address.ip().is_unspecified() { format!("localhost:{}", address.port()) } else { address.to_string() }
+}
+
 /// Written as it is, not as an escaped string, so that it can be copied.
 fn tell_command(arguments: &str) {
     tracing::info!(target: logging::TABLE, "Try it:\n  curl {arguments}\n");
 }
 
-/// The inputs as JSON, all zeros, if they are small.
+/// One input, its members in the order in which people read them.
+#[derive(Serialize)]
+struct Tensor<'a> {
+    name: &'a str,
+    datatype: &'static str,
+    shape: Vec<i64>,
+    data: Vec<Value>,
+}
+
+/// The inputs as JSON, all zeros, if they are small and of known shape: which sizes an open dimension really takes, only
+/// the model's author knows.
 fn example_inputs(inputs: &[TensorSpec], batching: bool) -> Option<String> {
     let tensors = inputs.iter().filter(|input| !input.optional).map(|input| {
-        let dims = input.dims.iter().map(|&dim| if dim < 0 { 1 } else { dim });
-        let shape: Vec<i64> = batching.then_some(1).into_iter().chain(dims).collect();
-        let count =
-            usize::try_from(shape.iter().product::<i64>()).ok().filter(|&count| count <= MAX_ELEMENTS)?;
+        let batch = batching.then_some(1);
+        let shape: Vec<i64> = batch.into_iter().chain(input.dims.iter().copied()).collect();
+        let mut sizes = shape.iter().map(|&dim| usize::try_from(dim).ok());
+        let count = sizes.try_fold(1_usize, |count, dim| count.checked_mul(dim?))?;
+        if count > MAX_ELEMENTS {
+            return None;
+        }
         let element = match input.data_type {
-            DataType::Bytes => "\"text\"",
-            DataType::Bool => "false",
-            _ => "0",
+            DataType::Bytes => json!("text"),
+            DataType::Bool => json!(false),
+            _ => json!(0),
         };
-        let shape: Vec<String> = shape.iter().map(i64::to_string).collect();
-        Some(format!(
-            "{{\"name\":\"{}\",\"datatype\":\"{}\",\"shape\":[{}],\"data\":[{}]}}",
-            input.name,
-            input.data_type,
-            shape.join(","),
-            vec![element; count].join(",")
-        ))
+        let tensor = Tensor {
+            name: &input.name,
+            datatype: input.data_type.wire_name(),
+            shape,
+            data: vec![element; count],
+        };
+        // Inside single quotes for the shell.
+        serde_json::to_string(&tensor).ok().map(|json| json.replace('\'', r"'\''"))
     });
     tensors.collect::<Option<Vec<_>>>().map(|tensors| tensors.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use trireme_types::TensorFormat;
+
+    use super::*;
+
+    fn spec(name: &str, data_type: DataType, dims: &[i64]) -> TensorSpec {
+        TensorSpec {
+            name: name.into(),
+            data_type,
+            dims: dims.iter().copied().collect(),
+            reshape: None,
+            format: TensorFormat::None,
+            optional: false,
+            ragged: false,
+            shape_tensor: false,
+            label_filename: None,
+        }
+    }
+
+    #[test]
+    fn writes_small_inputs_of_known_shape() {
+        let inputs = [spec("it's", DataType::Int32, &[2]), spec("t", DataType::Bytes, &[1])];
+        assert_eq!(
+            example_inputs(&inputs, true).expect("small"),
+            concat!(
+                r#"{"name":"it'\''s","datatype":"INT32","shape":[1,2],"data":[0,0]},"#,
+                r#"{"name":"t","datatype":"BYTES","shape":[1,1],"data":["text"]}"#
+            )
+        );
+        assert!(example_inputs(&[spec("x", DataType::Fp32, &[-1])], false).is_none());
+        assert!(example_inputs(&[spec("x", DataType::Fp32, &[i64::MAX, i64::MAX])], false).is_none());
+        assert!(example_inputs(&[spec("x", DataType::Fp32, &[33])], false).is_none());
+    }
+
+    #[test]
+    fn a_server_on_all_addresses_is_asked_on_this_machine() {
+        let shown = |address: &str| reachable(address.parse().expect("an address"));
+        assert_eq!(shown("0.0.0.0:8000"), "localhost:8000");
+        assert_eq!(shown("[::]:8000"), "localhost:8000");
+        assert_eq!(shown("[::1]:8000"), "[::1]:8000");
+        assert_eq!(shown("10.0.0.7:1"), "10.0.0.7:1");
+    }
 }

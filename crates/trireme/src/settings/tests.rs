@@ -75,6 +75,7 @@ fn features_to_come_are_harmless_at_their_default() {
         "--allow-client-shm=0",
         "--grpc-use-ssl=false",
         "--trace-level=OFF",
+        "--trace-config=level=OFF",
         "--response-cache-byte-size=0",
         "--http-thread-count=4",
     ])
@@ -118,4 +119,19 @@ fn backend_settings_may_be_for_all() {
     .server;
     assert_eq!(server.default_max_batch_size("onnxruntime"), 8);
     assert_eq!(server.default_max_batch_size("python"), 16);
+}
+
+#[test]
+fn says_when_nobody_can_ask() {
+    let alone =
+        settings(&["--model-repository=/m", "--allow-http=false", "--allow-grpc=off"]).expect("valid");
+    assert!(alone.warnings[0].contains("no client can ask this server"), "{:?}", alone.warnings);
+    assert!(settings(&["--model-repository=/m", "--allow-http=false"]).expect("valid").warnings.is_empty());
+}
+
+#[test]
+fn an_environment_made_for_vertex_ai_is_no_secret() {
+    assert!(vertex_ai(Some("PREDICTION")).expect("a warning").contains("Vertex AI"));
+    assert_eq!(vertex_ai(Some("x")), None);
+    assert_eq!(vertex_ai(None), None);
 }
