@@ -27,7 +27,7 @@ def ask(server: Server, model: str = "good", version: str = "") -> list:
 
 
 def good(repository: Path, name: str = "good", version: str = "1") -> Path:
-    return fixtures.copy(repository, name, onnx.TensorProto.FLOAT, ["a"], version=version)
+    return fixtures.copy(repository, name, onnx.TensorProto.FLOAT, [2], version=version)
 
 
 def index(server: Server) -> dict[tuple[str, str], str]:
@@ -76,7 +76,7 @@ def test_repo_05_extreme_version_numbers(tmp_path):
         assert status == 200 and json.loads(answer)["versions"] == versions
         for version in versions:
             assert ask(server, version=version) == [1, 2]
-        status, answer = infer(server, "good", {"inputs": [tensor("X", "FP32", [1], [1])]})
+        status, answer = infer(server, "good", {"inputs": [tensor("X", "FP32", [2], [1, 2])]})
         assert (status, answer["model_version"]) == (200, versions[-1])
 
 
@@ -219,7 +219,7 @@ def test_named_configurations(tmp_path):
     good(tmp_path, version="2")
     with Server("--model-config-name=small", repository=tmp_path) as server:
         assert index(server)[("good", "1")] == "READY"
-        status, answer = infer(server, "good", {"inputs": [tensor("X", "FP32", [1], [1])]})
+        status, answer = infer(server, "good", {"inputs": [tensor("X", "FP32", [2], [1, 2])]})
         assert (status, answer["model_version"]) == (200, "1")
 
 

@@ -45,7 +45,7 @@ def page(server: Server) -> dict[str, object]:
 
 
 def value(server: Server, name: str, **labels: str) -> float:
-    samples = [s for f in page(server).values() for s in f.samples if s.name == name]
+    samples = [s for f in page(server).values() for s in f.samples if s.name in (name, f"{name}_total")]
     return sum(s.value for s in samples if labels.items() <= s.labels.items())
 
 

@@ -50,6 +50,7 @@ pub(crate) struct LoadFailure {
     pub(crate) advice: String,
     pub(crate) findings: Vec<Finding>,
     no_version: bool,
+    empty_folder: bool,
     /// Versions that fail for this reason, if it is known which.
     affected: Vec<i64>,
 }
@@ -62,6 +63,7 @@ impl LoadFailure {
             advice: advice.into(),
             findings: Vec::new(),
             no_version: false,
+            empty_folder: false,
             affected: Vec::new(),
         }
     }
@@ -77,6 +79,11 @@ impl LoadFailure {
     /// As the repository index gives it: `Invalid argument: ...`.
     pub(crate) fn reason(&self) -> String {
         format!("{}: {}", self.error.code().as_str(), self.error.message())
+    }
+
+    /// Whether a model that should serve does not: an empty folder is no model.
+    pub(crate) fn is_failure(&self) -> bool {
+        !self.empty_folder
     }
 
     /// Whether the version policy left nothing to load.

@@ -10,7 +10,7 @@ use trireme_backend::Backend;
 use trireme_types::{Error, InferRequest, Responder, Result};
 
 use crate::executor::Executor;
-use crate::load::{LoadOverrides, Loaded, Loader};
+use crate::load::{LoadFailure, LoadOverrides, Loaded, Loader};
 use crate::metrics::{Families, Metrics};
 use crate::model::ModelVersion;
 use crate::options::{ModelControlMode, ServerOptions};
@@ -62,6 +62,8 @@ pub struct LoadRow {
     pub status: String,
     /// For failures: what was looked for, what was found, what to do.
     pub advice: Option<String>,
+    /// A model that should serve does not. An empty folder is told about, but is no model.
+    pub failed: bool,
 }
 
 /// A running server.
@@ -141,7 +143,7 @@ impl Server {
             return true;
         }
         self.table.entries().values().all(|entry| {
-            let whole = entry.failures.is_empty();
+            let whole = !entry.failures.iter().any(LoadFailure::is_failure);
             let versions = entry.states.values().all(|version| match version.state {
                 ModelState::Ready => true,
                 ModelState::Unavailable => version.reason == UNLOADED,
@@ -359,7 +361,14 @@ impl Server {
                     other => format!("{}: {}", other.as_str(), state.reason),
                 };
                 let advice = failure.map(|failure| failure.advice.clone());
-                rows.push(LoadRow { model: name.to_string(), version: Some(*version), status, advice });
+                let failed = failure.is_some();
+                rows.push(LoadRow {
+                    model: name.to_string(),
+                    version: Some(*version),
+                    status,
+                    advice,
+                    failed,
+                });
             }
             for failure in entry.failures.iter().filter(|failure| failure.version.is_none()) {
                 let status = if failure.is_version_policy() {
@@ -368,7 +377,8 @@ impl Server {
                     format!("Not loaded: {}", failure.reason())
                 };
                 let advice = Some(failure.advice.clone());
-                rows.push(LoadRow { model: name.to_string(), version: None, status, advice });
+                let failed = failure.is_failure();
+                rows.push(LoadRow { model: name.to_string(), version: None, status, advice, failed });
             }
         }
         rows

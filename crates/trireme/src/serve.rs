@@ -49,7 +49,7 @@ pub(crate) fn run(flags: &Flags) -> Result<ExitCode> {
     };
     let rows = server.load_report();
     tell(&server, &settings, &rows);
-    if settings.exit_on_error && rows.iter().any(|row| row.advice.is_some()) {
+    if settings.exit_on_error && rows.iter().any(|row| row.failed) {
         return Err(anyhow!(
             "creating server: Internal - failed to load all models; mend the models named above, or serve the others with \
              --exit-on-error=false"

@@ -63,8 +63,20 @@ mod tests {
     #[test]
     fn draws_the_model_table_as_triton_does() {
         let rows = [
-            LoadRow { model: "m".into(), version: Some(1), status: "READY".into(), advice: None },
-            LoadRow { model: "empty".into(), version: None, status: "Not loaded: x".into(), advice: None },
+            LoadRow {
+                model: "m".into(),
+                version: Some(1),
+                status: "READY".into(),
+                advice: None,
+                failed: false,
+            },
+            LoadRow {
+                model: "empty".into(),
+                version: None,
+                status: "Not loaded: x".into(),
+                advice: None,
+                failed: false,
+            },
         ];
         let drawn = "\
 +-------+---------+---------------+

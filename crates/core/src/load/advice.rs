@@ -45,7 +45,8 @@ pub(super) fn no_version(source: &ModelSource, file: Option<&str>, on_disk: &[i6
     ));
     let dir = model_dir(source);
     let found = repository::listing(&dir);
-    let found = if found.is_empty() { "nothing".to_owned() } else { found.join(", ") };
+    let empty_folder = found.is_empty();
+    let found = if empty_folder { "nothing".to_owned() } else { found.join(", ") };
     let text = if on_disk.is_empty() {
         let file = file.unwrap_or("the model file");
         format!(
@@ -63,6 +64,7 @@ pub(super) fn no_version(source: &ModelSource, file: Option<&str>, on_disk: &[i6
     };
     let mut failure = LoadFailure::of_model(error, text);
     failure.no_version = true;
+    failure.empty_folder = empty_folder;
     failure
 }
 
