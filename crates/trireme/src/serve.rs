@@ -45,6 +45,8 @@ pub(crate) fn run(flags: &Flags) -> Result<ExitCode> {
         stop::Signals::listen()?
     };
     let Some(server) = load(&runtime, &signals, &settings)? else {
+        // The load goes on in its thread; it must not hold the process.
+        runtime.shutdown_background();
         return Ok(ExitCode::SUCCESS);
     };
     let rows = server.load_report();

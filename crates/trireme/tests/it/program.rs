@@ -77,7 +77,17 @@ impl Serving {
         Self::start(command)
     }
 
-    pub(crate) fn start(mut command: Command) -> Self {
+    /// Starts a server and waits until it tells its addresses.
+    pub(crate) fn start(command: Command) -> Self {
+        let mut serving = Self::spawn(command);
+        let line = serving.wait_for("Started HTTPService at ");
+        serving.http = address_in(&line);
+        serving.wait_for("Started Metrics Service at ");
+        serving
+    }
+
+    /// Starts a server; its address is not known yet.
+    pub(crate) fn spawn(mut command: Command) -> Self {
         let mut child =
             command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the program starts");
         let stderr = BufReader::new(child.stderr.take().expect("piped"));
@@ -90,11 +100,7 @@ impl Serving {
             }
         });
         let unknown = SocketAddr::from(([127, 0, 0, 1], 0));
-        let mut serving = Self { child, lines, log: Vec::new(), http: unknown };
-        let line = serving.wait_for("Started HTTPService at ");
-        serving.http = address_in(&line);
-        serving.wait_for("Started Metrics Service at ");
-        serving
+        Self { child, lines, log: Vec::new(), http: unknown }
     }
 
     pub(crate) fn id(&self) -> u32 {

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use crate::program::{Serving, receive};
+use crate::program::{LOCAL, Serving, receive, trireme};
 use crate::repository::{REQUEST, Repository};
 
 /// Far above what a stop takes, far below a timeout.
@@ -63,4 +63,22 @@ fn a_stop_that_takes_too_long_says_what_was_dropped() {
             "{log}"
         );
     }
+}
+
+#[test]
+fn a_signal_ends_a_start_that_is_still_loading() {
+    let config = r#"backend: "identity"
+        input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ 4 ] } ]
+        output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 4 ] } ]
+        parameters { key: "creation_delay_sec" value { string_value: "60" } }"#;
+    let place = Repository::new().with_identity("quick", 0).with_config("slow", config);
+    let mut command = trireme();
+    command.arg("serve").arg(place.path()).args(LOCAL);
+    let mut serving = Serving::spawn(command);
+    serving.wait_for("successfully loaded 'quick'");
+    serving.signal("INT");
+    let (status, took, log) = serving.ended();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(took < AT_ONCE, "took {took:?}\n{log}");
+    assert!(log.contains("stopped while models were loading"), "{log}");
 }
