@@ -45,9 +45,7 @@ pub(crate) fn run(flags: &Flags) -> Result<ExitCode> {
         stop::Signals::listen()?
     };
     let Some(server) = load(&runtime, &signals, &settings)? else {
-        // The load goes on in its thread; it must not hold the process.
-        runtime.shutdown_background();
-        return Ok(ExitCode::SUCCESS);
+        leave(Outcome::Stopped);
     };
     let rows = server.load_report();
     tell(&server, &settings, &rows);
@@ -67,9 +65,24 @@ pub(crate) fn run(flags: &Flags) -> Result<ExitCode> {
         signals.wait().await;
         stop::stop(&server, &shutdown, settings.exit_timeout).await
     });
-    // Whatever still runs inside an engine cannot be called off; it must not hold the process.
-    runtime.shutdown_background();
-    Ok(outcome)
+    leave(outcome);
+}
+
+/// How a server that was started ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Stopped,
+    /// Not everything inside was answered in time.
+    TimedOut,
+}
+
+/// Ends the process as it stands. An engine may still be inside a load or an execution, which nothing can call off:
+/// waiting for it would hold the process, and the libraries' own clean-up under its feet would crash it.
+fn leave(outcome: Outcome) -> ! {
+    signal_hook::low_level::exit(match outcome {
+        Outcome::Stopped => 0,
+        Outcome::TimedOut => 1,
+    })
 }
 
 fn runtime() -> Result<Runtime> {

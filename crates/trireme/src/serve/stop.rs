@@ -1,6 +1,5 @@
 //! Signals, and the way a server ends: accept nothing new, answer what is inside, say what was dropped.
 
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,6 +8,8 @@ use parking_lot::Mutex;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use trireme_core::Server;
 use trireme_frontend::shutdown::Shutdown;
+
+use super::Outcome;
 
 /// SIGINT and SIGTERM. Further ones during a stop change nothing.
 pub(super) struct Signals(Mutex<[(&'static str, i32, Signal); 2]>);
@@ -42,7 +43,7 @@ impl Signals {
 }
 
 /// Ends a server within `timeout`.
-pub(super) async fn stop(server: &Arc<Server>, shutdown: &Shutdown, timeout: Duration) -> ExitCode {
+pub(super) async fn stop(server: &Arc<Server>, shutdown: &Shutdown, timeout: Duration) -> Outcome {
     let started = Instant::now();
     shutdown.begin();
     let connections = shutdown.wait(timeout).await;
@@ -58,8 +59,8 @@ pub(super) async fn stop(server: &Arc<Server>, shutdown: &Shutdown, timeout: Dur
              --exit-timeout-secs gives them longer than {} s",
             timeout.as_secs()
         );
-        return ExitCode::FAILURE;
+        return Outcome::TimedOut;
     }
     server.unload_all();
-    ExitCode::SUCCESS
+    Outcome::Stopped
 }
