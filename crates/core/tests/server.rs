@@ -1,5 +1,7 @@
 //! The server as a frontend sees it: models from a repository on disk, requests in, exactly one end per request.
 
+#![expect(clippy::expect_used, reason = "a test that cannot set itself up must end")]
+
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
