@@ -27,7 +27,7 @@ use crate::executor::Executor;
 use crate::model::{Labels, ModelParts, ModelVersion};
 use crate::options::ServerOptions;
 use crate::repository::{self, ModelSource, Place};
-use crate::scheduler::InstancePool;
+use crate::scheduler::{InstancePool, Scheduler};
 use crate::table::{Entry, VersionState};
 use crate::threads::ThreadBudget;
 
@@ -428,7 +428,7 @@ impl Loader {
             tensors,
             labels,
             backend_model,
-            pool: InstancePool::new(instances, self.executor.clone(), remake),
+            scheduler: Scheduler::Instances(InstancePool::new(instances, self.executor.clone(), remake)),
             load_duration: started.elapsed(),
         }))
     }

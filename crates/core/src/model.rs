@@ -14,7 +14,7 @@ use trireme_proto::inference::ModelConfig;
 use trireme_types::{Error, InferInput, InferRequest, Responder, Result, TensorBuffer, TensorSpec};
 
 use crate::infer::{self, Expectation};
-use crate::scheduler::InstancePool;
+use crate::scheduler::Scheduler;
 use crate::stats::{ModelStatistics, Statistics};
 
 /// Class names of one output, one a line in its label file.
@@ -53,7 +53,7 @@ pub struct ModelVersion {
     tensors: ModelTensors,
     labels: HashMap<Arc<str>, Labels>,
     backend_model: Arc<dyn Model>,
-    pool: InstancePool,
+    scheduler: Scheduler,
     pub(crate) statistics: Statistics,
     pub(crate) load_duration: std::time::Duration,
     in_flight: AtomicUsize,
@@ -69,7 +69,7 @@ pub(crate) struct ModelParts {
     pub(crate) tensors: ModelTensors,
     pub(crate) labels: HashMap<Arc<str>, Labels>,
     pub(crate) backend_model: Arc<dyn Model>,
-    pub(crate) pool: InstancePool,
+    pub(crate) scheduler: Scheduler,
     pub(crate) load_duration: std::time::Duration,
 }
 
@@ -89,7 +89,7 @@ impl ModelVersion {
             tensors: parts.tensors,
             labels: parts.labels,
             backend_model: parts.backend_model,
-            pool: parts.pool,
+            scheduler: parts.scheduler,
             statistics: Statistics::default(),
             load_duration: parts.load_duration,
             in_flight: AtomicUsize::new(0),
@@ -173,7 +173,7 @@ impl ModelVersion {
 
     /// Whether every instance can run.
     pub fn is_ready(&self) -> bool {
-        self.pool.is_ready()
+        self.scheduler.is_ready()
     }
 
     /// Requests that have entered and have not been answered.
@@ -183,7 +183,7 @@ impl ModelVersion {
 
     /// Requests that wait for an instance.
     pub(crate) fn pending(&self) -> usize {
-        self.pool.pending()
+        self.scheduler.pending()
     }
 
     pub(crate) fn statistics(&self) -> ModelStatistics {
@@ -197,16 +197,16 @@ impl ModelVersion {
             responder.finish(Err(error));
             return;
         }
-        self.pool.enqueue(self, request, responder);
+        self.scheduler.enqueue(self, request, responder);
     }
 
-    pub(crate) fn pool(&self) -> &InstancePool {
-        &self.pool
+    pub(crate) fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
     }
 
     /// Refuses new requests; those already inside are answered.
     pub(crate) fn stop(&self) {
-        self.pool.stop();
+        self.scheduler.stop();
     }
 
     pub(crate) fn enter(self: &Arc<Self>) -> InFlight {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::task::Waker;
 
 use smallvec::SmallVec;
 
@@ -39,6 +40,10 @@ pub trait ResponseSink: Send {
 
     /// Whether nobody waits for the answer any more: the connection is closed or the call cancelled.
     fn is_closed(&self) -> bool;
+
+    /// Wakes `waker` once nobody waits any more, at once if that is so already. The last waker given counts. A sink
+    /// that cannot tell need not do anything; then a request that waits is found closed only when its turn comes.
+    fn watch_closed(&mut self, _waker: &Waker) {}
 }
 
 /// The only way to answer a request. Dropping it unanswered sends an error, so that every request ends.
@@ -75,6 +80,13 @@ impl Responder {
     /// Whether nobody waits for the answer any more.
     pub fn is_closed(&self) -> bool {
         self.sink.as_ref().is_none_or(|sink| sink.is_closed())
+    }
+
+    /// Has `waker` woken when nobody waits for the answer any more; see [`ResponseSink::watch_closed`].
+    pub fn watch_closed(&mut self, waker: &Waker) {
+        if let Some(sink) = &mut self.sink {
+            sink.watch_closed(waker);
+        }
     }
 }
 

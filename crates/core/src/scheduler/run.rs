@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use trireme_backend::{Batch, BatchRequest};
 use trireme_types::{Error, InferResponse, Responder, ResponseSink, Result};
 
-use super::{Instance, Pending};
+use super::pool::{Instance, Pending};
 use crate::model::InFlight;
 use crate::stats::{Answered, ComputeTimes, FailureReason};
 
