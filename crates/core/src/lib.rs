@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod batch_kind;
 mod check;
 mod executor;
 mod infer;

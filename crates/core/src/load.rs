@@ -27,7 +27,7 @@ use crate::executor::Executor;
 use crate::model::{Labels, ModelParts, ModelVersion};
 use crate::options::ServerOptions;
 use crate::repository::{self, ModelSource, Place};
-use crate::scheduler::{InstancePool, Scheduler};
+use crate::scheduler::{InstancePool, PoolParts, Scheduler, Timer, source_of};
 use crate::table::{Entry, VersionState};
 use crate::threads::ThreadBudget;
 
@@ -132,6 +132,7 @@ pub(crate) struct Loader {
     options: ServerOptions,
     backends: BTreeMap<String, Arc<dyn Backend>>,
     executor: Executor,
+    timer: Timer,
     budget: ThreadBudget,
 }
 
@@ -152,7 +153,7 @@ impl Loader {
         budget: ThreadBudget,
     ) -> Self {
         let backends = backends.into_iter().map(|backend| (backend.name().to_owned(), backend)).collect();
-        Self { options, backends, executor, budget }
+        Self { options, backends, executor, timer: Timer::default(), budget }
     }
 
     pub(crate) fn budget(&self) -> ThreadBudget {
@@ -411,6 +412,7 @@ impl Loader {
             injected: Vec::new(),
         };
         let labels = files::read_labels(source, &spec)?;
+        let source_of_work = source_of(&spec).map_err(plain)?;
         let backend_model = opened.load(tensors.clone()).map_err(plain)?;
         let contexts = instance_contexts(&spec);
         let instances: Vec<Box<dyn ModelInstance>> = contexts
@@ -418,7 +420,14 @@ impl Loader {
             .map(|context| backend_model.instance(context))
             .collect::<Result<_>>()
             .map_err(plain)?;
-        let remake = remake(Arc::clone(&backend_model), contexts);
+        let pool = InstancePool::new(PoolParts {
+            instances,
+            source: source_of_work,
+            preserve_ordering: matches!(&spec.scheduling, Scheduling::Dynamic(batching) if batching.preserve_ordering),
+            executor: self.executor.clone(),
+            timer: self.timer.clone(),
+            remake: remake(Arc::clone(&backend_model), contexts),
+        });
         Ok(ModelVersion::new(ModelParts {
             name: Arc::clone(&context.name),
             version: context.version,
@@ -428,7 +437,7 @@ impl Loader {
             tensors,
             labels,
             backend_model,
-            scheduler: Scheduler::Instances(InstancePool::new(instances, self.executor.clone(), remake)),
+            scheduler: Scheduler::Instances(pool),
             load_duration: started.elapsed(),
         }))
     }

@@ -200,10 +200,6 @@ impl ModelVersion {
         self.scheduler.enqueue(self, request, responder);
     }
 
-    pub(crate) fn scheduler(&self) -> &Scheduler {
-        &self.scheduler
-    }
-
     /// Refuses new requests; those already inside are answered.
     pub(crate) fn stop(&self) {
         self.scheduler.stop();

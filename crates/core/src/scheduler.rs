@@ -1,20 +1,37 @@
 //! How the requests of a model reach what answers them.
+//!
+//! `pool` holds the instances; a `source` decides what they run next: `queue` and `batcher` are the default scheduler and
+//! the dynamic batcher, with `company` to say whether waiting pays. `order` keeps answers in line, `timer` wakes pools,
+//! `run` is one execution.
 
+mod batcher;
+mod company;
+mod order;
 mod pool;
+mod queue;
 mod run;
+mod source;
+mod stream;
+mod timer;
 
 use std::sync::Arc;
 
-use trireme_types::{InferRequest, Responder};
+use trireme_config::{ModelSpec, Scheduling};
+use trireme_types::{Error, InferRequest, Responder, Result};
 
-pub(crate) use pool::{InstancePool, Remake};
-
+use self::batcher::Rules;
+use self::company::Company;
+pub(crate) use self::pool::{InstancePool, PoolParts, Remake};
+use self::queue::LevelRules;
+use self::source::{QueueSource, Source};
+pub(crate) use self::timer::Timer;
+use crate::batch_kind::KindRule;
 use crate::model::ModelVersion;
 
 /// The scheduler of one model version.
 pub(crate) enum Scheduler {
     /// Instances of a backend's model.
-    Instances(InstancePool),
+    Instances(Arc<InstancePool>),
 }
 
 impl Scheduler {
@@ -44,5 +61,41 @@ impl Scheduler {
         match self {
             Self::Instances(pool) => pool.stop(),
         }
+    }
+}
+
+/// What decides which requests of a model run next.
+///
+/// # Errors
+/// A parameter of the scheduler has a value that is none.
+pub(crate) fn source_of(spec: &ModelSpec) -> Result<Box<dyn Source>> {
+    let kinds = KindRule::new(spec);
+    Ok(Box::new(match &spec.scheduling {
+        Scheduling::Dynamic(batching) => {
+            let rules = Rules {
+                max_rows: spec.max_batch_size.max(1),
+                preferred: batching.preferred_batch_sizes.clone(),
+                max_delay: batching.max_queue_delay,
+                single: spec.max_batch_size == 0,
+            };
+            let company = Company::new(is_delay_fixed(spec)?);
+            QueueSource::new(rules, LevelRules::of(batching), kinds, company)
+        }
+        _ => QueueSource::new(Rules::single(), LevelRules::default(), kinds, Company::new(true)),
+    }))
+}
+
+/// Whether the model asks for Triton's rule of waiting.
+fn is_delay_fixed(spec: &ModelSpec) -> Result<bool> {
+    match spec.parameters.get(company::PARAMETER).map(String::as_str) {
+        None | Some(company::ADAPTIVE) => Ok(false),
+        Some(company::FIXED) => Ok(true),
+        Some(other) => Err(Error::invalid_arg(format!(
+            "parameter '{}' of model '{}' must be '{}' or '{}', got '{other}'",
+            company::PARAMETER,
+            spec.name,
+            company::ADAPTIVE,
+            company::FIXED
+        ))),
     }
 }

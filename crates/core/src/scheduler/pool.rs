@@ -1,148 +1,220 @@
-//! From a checked request to an instance that runs it.
+//! The instances of one model version and the requests that wait for them.
 //!
-//! No thread stands between the queue and the instances: whoever holds an instance takes the next requests
-//! itself. A request that finds an idle instance takes it along to a thread of the executor, or, when the model is
-//! known to be quick, runs right on the thread that brought it, since waking another thread would cost more than
-//! the model does.
+//! No thread stands between the queue and the instances: whoever holds an instance asks the [`Source`] what to run
+//! next and runs it. A request that finds an idle instance takes it along to a thread of the executor, or, when the
+//! model is known to be quick, runs right on the thread that brought it, since waking another thread would cost more
+//! than the model does. *Invariants:* an instance is idle, in the pool, or runs on exactly one thread; nobody is
+//! answered under the lock.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use trireme_backend::ModelInstance;
 use trireme_types::{Error, InferRequest, Responder, Result};
 
-use super::{Scheduler, run};
+use super::order::Order;
+use super::run;
+use super::source::{Next, Pending, Refused, Source};
+use super::timer::{Timer, Wakeable};
 use crate::executor::Executor;
-use crate::model::{InFlight, ModelVersion};
+use crate::model::ModelVersion;
 use crate::stats::FailureReason;
 
 /// An execution below this runs on the thread that brought the request: two thread wake-ups cost as much.
 const QUICK: Duration = Duration::from_micros(100);
 /// Inputs above this are never run on a frontend's thread, however quick the model was with small ones.
 const QUICK_INPUT_BYTES: usize = 64 << 10;
-/// Queued requests that a frontend's thread serves before it hands the instance over.
+/// Batches that a frontend's thread runs before it hands the instance over.
 const QUICK_BURST: usize = 4;
-
-/// A request that waits for an instance.
-pub(crate) struct Pending {
-    pub(crate) request: InferRequest,
-    pub(crate) responder: Responder,
-    pub(crate) queued: Instant,
-    pub(crate) in_flight: InFlight,
-}
 
 /// Makes a new instance in place of one that panicked.
 pub(crate) type Remake = Box<dyn Fn(usize) -> Result<Box<dyn ModelInstance>> + Send + Sync>;
 
 /// An instance and its place among the instances of its model.
-pub(crate) struct Instance {
-    pub(crate) index: usize,
-    pub(crate) engine: Box<dyn ModelInstance>,
+struct Instance {
+    index: usize,
+    engine: Box<dyn ModelInstance>,
 }
 
-/// The instances of one model version and the requests that wait for them.
+/// An instance and what it runs next.
+struct Work {
+    instance: Instance,
+    batch: Vec<Pending>,
+}
+
+/// What was decided under the lock and is done outside of it.
+#[derive(Default)]
+struct Step {
+    work: SmallVec<[Work; 1]>,
+    refused: Vec<Refused>,
+}
+
+/// What a pool is made of.
+pub(crate) struct PoolParts {
+    pub(crate) instances: Vec<Box<dyn ModelInstance>>,
+    pub(crate) source: Box<dyn Source>,
+    pub(crate) preserve_ordering: bool,
+    pub(crate) executor: Executor,
+    pub(crate) timer: Timer,
+    pub(crate) remake: Remake,
+}
+
+/// See the module.
 pub(crate) struct InstancePool {
     state: Mutex<State>,
+    order: Option<Order>,
     executor: Executor,
+    timer: Timer,
     remake: Remake,
     instances: usize,
     /// Moving average of the time of an execution, nanoseconds; starts above [`QUICK`].
     average_ns: AtomicU64,
+    me: Weak<Self>,
+    /// Woken when the client of a waiting request goes away.
+    leaver: Waker,
 }
 
 struct State {
-    queue: VecDeque<Pending>,
+    source: Box<dyn Source>,
     idle: Vec<Instance>,
     stopped: bool,
+    /// The earliest time at which the timer will wake the pool.
+    alarm: Option<Instant>,
 }
 
 impl InstancePool {
-    pub(crate) fn new(instances: Vec<Box<dyn ModelInstance>>, executor: Executor, remake: Remake) -> Self {
-        let count = instances.len();
-        let idle =
-            instances.into_iter().enumerate().map(|(index, engine)| Instance { index, engine }).collect();
-        Self {
-            state: Mutex::new(State { queue: VecDeque::new(), idle, stopped: false }),
-            executor,
-            remake,
-            instances: count,
+    pub(crate) fn new(parts: PoolParts) -> Arc<Self> {
+        let instances = parts.instances.len();
+        let idle = parts.instances.into_iter().enumerate().map(|(index, engine)| Instance { index, engine });
+        let state = State { source: parts.source, idle: idle.collect(), stopped: false, alarm: None };
+        Arc::new_cyclic(|me| Self {
+            state: Mutex::new(state),
+            order: parts.preserve_ordering.then(Order::default),
+            executor: parts.executor,
+            timer: parts.timer,
+            remake: parts.remake,
+            instances,
             average_ns: AtomicU64::new(nanoseconds(4 * QUICK)),
-        }
+            me: me.clone(),
+            leaver: Waker::from(Arc::new(Leaver { pool: me.clone(), asked: AtomicBool::new(false) })),
+        })
     }
 
     /// Takes a checked request. Runs it before returning only if the model is quick.
-    pub(crate) fn enqueue(&self, model: &Arc<ModelVersion>, request: InferRequest, responder: Responder) {
-        let quick = self.is_quick() && request.input_bytes() <= QUICK_INPUT_BYTES;
-        let pending = Pending { request, responder, queued: Instant::now(), in_flight: model.enter() };
+    pub(crate) fn enqueue(
+        self: &Arc<Self>,
+        model: &Arc<ModelVersion>,
+        request: InferRequest,
+        responder: Responder,
+    ) {
+        let now = Instant::now();
+        let mut pending = Pending { request, responder, queued: now, in_flight: model.enter() };
         let mut state = self.state.lock();
         if state.stopped {
             drop(state);
-            model.statistics.failed(FailureReason::Other, pending.request.received.elapsed());
-            let name = model.name();
-            pending.responder.finish(Err(Error::unavailable(format!(
-                "Server is stopping, scheduler for model '{name}' has stopped accepting new inference requests"
-            ))));
-            return;
+            let error = Error::unavailable(format!(
+                "Server is stopping, scheduler for model '{}' has stopped accepting new inference requests",
+                model.name()
+            ));
+            return Refused { pending, error, reason: FailureReason::Other }.answer();
         }
-        let Some(instance) = state.idle.pop() else {
-            state.queue.push_back(pending);
-            return;
-        };
+        if let Some(order) = &self.order {
+            pending.responder = order.enter(pending.responder);
+        }
+        if state.idle.is_empty() || state.source.may_wait() {
+            pending.responder.watch_closed(&self.leaver);
+        }
+        if let Err(refused) = state.source.push(pending, now) {
+            drop(state);
+            return refused.answer();
+        }
+        let step = self.step(&mut state, now);
         drop(state);
-        if quick {
-            let instance = self.run_one(instance, pending);
-            self.serve_queue(model, instance, QUICK_BURST);
-        } else {
-            self.hand_over(model, instance, pending);
-        }
+        self.go(step, QUICK_BURST);
     }
 
-    /// Serves queued requests with an instance, at most `limit` of them here; what is then left goes to a thread
-    /// of the executor. An instance with nothing to do becomes idle.
-    fn serve_queue(&self, model: &Arc<ModelVersion>, mut instance: Instance, limit: usize) {
-        for _ in 0..limit {
-            let Some(next) = self.next(&mut Some(instance)) else { return };
-            let (pending, taken) = next;
-            instance = self.run_one(taken, pending);
+    /// Finds work for idle instances and sees to it that the pool is woken in time for what waits.
+    fn step(&self, state: &mut State, now: Instant) -> Step {
+        let mut step = Step::default();
+        if state.source.next_deadline().is_some_and(|deadline| deadline <= now) {
+            state.source.sweep(now, false, &mut step.refused);
         }
-        if let Some((pending, taken)) = self.next(&mut Some(instance)) {
-            self.hand_over(model, taken, pending);
-        }
-    }
-
-    /// The next request with the instance to run it, or none, the instance then being idle.
-    fn next(&self, instance: &mut Option<Instance>) -> Option<(Pending, Instance)> {
-        let mut state = self.state.lock();
-        match state.queue.pop_front() {
-            Some(pending) => instance.take().map(|instance| (pending, instance)),
-            None => {
-                state.idle.extend(instance.take());
-                None
+        let mut look_again: Option<Instant> = None;
+        // From the end: the instance that ran last has the warmest caches.
+        let mut place = state.idle.len();
+        while place > 0 && state.source.len() > 0 {
+            place -= 1;
+            let Some(index) = state.idle.get(place).map(|instance| instance.index) else { break };
+            match state.source.next(index, now) {
+                Next::Run(batch) => {
+                    let instance = state.idle.remove(place);
+                    step.work.push(Work { instance, batch });
+                    place = state.idle.len();
+                }
+                Next::WaitUntil(time) => {
+                    look_again = Some(look_again.map_or(time, |earliest| earliest.min(time)));
+                    if !state.source.is_per_instance() {
+                        break;
+                    }
+                }
+                Next::Idle if !state.source.is_per_instance() => break,
+                Next::Idle => {}
             }
         }
-    }
-
-    fn hand_over(&self, model: &Arc<ModelVersion>, instance: Instance, pending: Pending) {
-        let model = Arc::clone(model);
-        self.executor.run(Box::new(move || {
-            let pool = match model.scheduler() {
-                Scheduler::Instances(pool) => pool,
-            };
-            let instance = pool.run_one(instance, pending);
-            pool.serve_queue(&model, instance, usize::MAX);
-        }));
-    }
-
-    /// Runs one request and gives the instance back, a new one if it panicked.
-    fn run_one(&self, mut instance: Instance, pending: Pending) -> Instance {
-        if pending.responder.is_closed() {
-            run::drop_cancelled(pending);
-            return instance;
+        let alarm = look_again.into_iter().chain(state.source.next_deadline()).min();
+        if let Some(at) = alarm.filter(|at| state.alarm.is_none_or(|alarm| *at < alarm)) {
+            state.alarm = Some(at);
+            self.timer.wake_at(at, Weak::clone(&self.me) as Weak<dyn Wakeable>);
         }
-        let outcome = run::execute(&mut instance, pending);
+        step
+    }
+
+    /// Does what was decided. At most `here` batches, of a quick model, run on this thread.
+    fn go(self: &Arc<Self>, mut step: Step, mut here: usize) {
+        loop {
+            for refused in step.refused {
+                refused.answer();
+            }
+            let Some(work) = step.work.pop() else { return };
+            for other in step.work {
+                self.hand_over(other);
+            }
+            if here == 0 || !self.is_quick(&work.batch) {
+                return self.hand_over(work);
+            }
+            here -= 1;
+            step = self.run(work);
+        }
+    }
+
+    /// Runs everything that comes until there is nothing to do.
+    fn serve(self: &Arc<Self>, mut work: Work) {
+        loop {
+            let mut step = self.run(work);
+            for refused in step.refused {
+                refused.answer();
+            }
+            let Some(next) = step.work.pop() else { return };
+            for other in step.work {
+                self.hand_over(other);
+            }
+            work = next;
+        }
+    }
+
+    fn hand_over(self: &Arc<Self>, work: Work) {
+        let pool = Arc::clone(self);
+        self.executor.run(Box::new(move || pool.serve(work)));
+    }
+
+    /// Runs one batch, gives the instance back, a new one if it panicked, and decides what is next.
+    fn run(&self, work: Work) -> Step {
+        let Work { mut instance, batch } = work;
+        let outcome = run::execute(&mut *instance.engine, batch);
         if let Some(time) = outcome.time {
             self.learn(time);
         }
@@ -152,11 +224,16 @@ impl InstancePool {
                 Err(error) => tracing::error!("an instance panicked and could not be made anew: {error}"),
             }
         }
-        instance
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        state.source.finished(instance.index, now);
+        state.idle.push(instance);
+        self.step(&mut state, now)
     }
 
-    fn is_quick(&self) -> bool {
-        self.average_ns.load(Ordering::Relaxed) < nanoseconds(QUICK)
+    fn is_quick(&self, batch: &[Pending]) -> bool {
+        let quick = self.average_ns.load(Ordering::Relaxed) < nanoseconds(QUICK);
+        quick && batch.iter().map(|pending| pending.request.input_bytes()).sum::<usize>() <= QUICK_INPUT_BYTES
     }
 
     fn learn(&self, time: Duration) {
@@ -167,7 +244,7 @@ impl InstancePool {
 
     /// Requests that wait.
     pub(crate) fn pending(&self) -> usize {
-        self.state.lock().queue.len()
+        self.state.lock().source.len()
     }
 
     /// Whether the idle instances can run; a busy one counts as able.
@@ -179,6 +256,49 @@ impl InstancePool {
     /// Refuses new requests. Those in the queue are still served.
     pub(crate) fn stop(&self) {
         self.state.lock().stopped = true;
+    }
+
+    /// Ends the waiting requests whose clients have gone away.
+    fn sweep_closed(self: &Arc<Self>) {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        let mut refused = Vec::new();
+        state.source.sweep(now, true, &mut refused);
+        let mut step = self.step(&mut state, now);
+        drop(state);
+        step.refused.append(&mut refused);
+        self.go(step, 0);
+    }
+}
+
+impl Wakeable for InstancePool {
+    fn wake(self: Arc<Self>) {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        state.alarm = state.alarm.filter(|alarm| *alarm > now);
+        let step = self.step(&mut state, now);
+        drop(state);
+        self.go(step, 0);
+    }
+}
+
+/// Told by frontends that a client has gone away; sweeps once for many of them.
+struct Leaver {
+    pool: Weak<InstancePool>,
+    asked: AtomicBool,
+}
+
+impl Wake for Leaver {
+    fn wake(self: Arc<Self>) {
+        if self.asked.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let Some(pool) = self.pool.upgrade() else { return };
+        let executor = pool.executor.clone();
+        executor.run(Box::new(move || {
+            self.asked.store(false, Ordering::Release);
+            pool.sweep_closed();
+        }));
     }
 }
 
