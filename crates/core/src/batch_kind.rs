@@ -1,39 +1,181 @@
-//! Which requests may share a batch.
+//! Which requests may share a batch: those of equal [`Kind`].
+//!
+//! A kind holds what a backend cannot join: the dimensions that the model leaves open (inputs with
+//! `allow_ragged_batch` excepted, and the batch dimension), which optional inputs are there, and the contents of shape
+//! tensors. A model whose shapes are all fixed and whose inputs are all required has one kind, and working it out costs
+//! nothing.
+
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use trireme_config::ModelSpec;
-use trireme_types::InferRequest;
+use trireme_types::{InferInput, InferRequest};
 
-/// Requests of equal kind may run together.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// What requests of one batch have in common. Kinds of different models do not compare.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Kind(SmallVec<[i64; 6]>);
 
-/// How the kind of a request of one model is found.
+/// How to work out the kind of a model's requests.
 #[derive(Clone, Debug)]
 pub(crate) struct KindRule {
-    /// Inputs whose presence or dimensions may differ, by name.
-    open: Vec<std::sync::Arc<str>>,
+    inputs: Vec<InputRule>,
+}
+
+/// One input in which requests may differ.
+#[derive(Clone, Debug)]
+struct InputRule {
+    name: Arc<str>,
+    optional: bool,
+    /// The batch dimension is in front of its shape.
+    batching: bool,
+    part: Part,
+}
+
+/// What counts of an input.
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    /// Only whether it is there.
+    Presence,
+    Dimensions,
+    /// All of it.
+    Contents,
 }
 
 impl KindRule {
     pub(crate) fn new(spec: &ModelSpec) -> Self {
-        let differs = |input: &&trireme_types::TensorSpec| {
-            !input.ragged && (input.optional || input.dims.iter().any(|dim| *dim < 0))
-        };
-        Self { open: spec.inputs.iter().filter(differs).map(|input| input.name.clone()).collect() }
+        let rules = spec.inputs.iter().map(|input| InputRule {
+            name: Arc::clone(&input.name),
+            optional: input.optional,
+            batching: spec.max_batch_size > 0 && !input.shape_tensor,
+            part: match input {
+                _ if input.shape_tensor => Part::Contents,
+                _ if input.ragged || input.dims.is_fixed() => Part::Presence,
+                _ => Part::Dimensions,
+            },
+        });
+        Self { inputs: rules.filter(|rule| rule.optional || !matches!(rule.part, Part::Presence)).collect() }
     }
 
+    /// The kind of a request that has been checked against the model.
     pub(crate) fn of(&self, request: &InferRequest) -> Kind {
-        let mut kind = SmallVec::new();
-        for name in &self.open {
-            match request.input(name) {
-                Some(input) => {
-                    kind.push(input.shape.len() as i64);
-                    kind.extend(input.shape.iter().skip(1).copied());
+        let mut kind = Kind::default();
+        // Each rule adds words from which its own can be told apart from the next, so equal words are equal parts.
+        for rule in &self.inputs {
+            let input = request.input(&rule.name);
+            if rule.optional {
+                kind.0.push(i64::from(input.is_some()));
+            }
+            let Some(input) = input else { continue };
+            match rule.part {
+                Part::Presence => {}
+                Part::Dimensions => {
+                    kind.0
+                        .extend_from_slice(input.shape.get(usize::from(rule.batching)..).unwrap_or_default());
                 }
-                None => kind.push(-1),
+                Part::Contents => push_contents(&mut kind.0, input),
             }
         }
-        Kind(kind)
+        kind
+    }
+}
+
+/// Shape and bytes of an input, with their lengths.
+fn push_contents(words: &mut SmallVec<[i64; 6]>, input: &InferInput) {
+    let bytes = input.data.as_slice();
+    words.extend([input.shape.len(), bytes.len()].map(|n| i64::try_from(n).unwrap_or(i64::MAX)));
+    words.extend_from_slice(&input.shape);
+    words.extend(bytes.chunks(8).map(|chunk| {
+        let mut word = [0; 8];
+        for (to, from) in word.iter_mut().zip(chunk) {
+            *to = *from;
+        }
+        i64::from_le_bytes(word)
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use trireme_types::{DataType, Shape};
+
+    use super::*;
+
+    fn rule(inputs: &str) -> KindRule {
+        let text = format!("name: 'm' max_batch_size: 8 {inputs}");
+        let config = trireme_config::parse_pbtxt(text.as_bytes(), "c").unwrap().config;
+        KindRule::new(&ModelSpec::from_config(&config).unwrap())
+    }
+
+    fn request(inputs: &[(&str, &[i64])]) -> InferRequest {
+        let mut request = InferRequest::new();
+        for (name, shape) in inputs {
+            request.inputs.push(InferInput {
+                name: Arc::from(*name),
+                data_type: DataType::Int32,
+                shape: Shape::new(shape),
+                data: vec![0; 4].into(),
+            });
+        }
+        request
+    }
+
+    #[test]
+    fn a_model_of_fixed_shapes_has_one_kind() {
+        let rule = rule(
+            "input { name: 'A' data_type: TYPE_INT32 dims: [ 2 ] } input { name: 'B' data_type: TYPE_INT32
+            dims: [ 2, 3 ] }",
+        );
+        let kind = rule.of(&request(&[("A", &[1, 2]), ("B", &[1, 2, 3])]));
+        assert_eq!(kind, Kind::default());
+        assert!(!kind.0.spilled());
+        assert_eq!(kind, rule.of(&request(&[("B", &[4, 2, 3]), ("A", &[4, 2])])));
+    }
+
+    #[test]
+    fn open_dimensions_part_and_rows_do_not() {
+        let rule = rule(
+            "input { name: 'A' data_type: TYPE_INT32 dims: [ -1, 2 ] } input { name: 'B' data_type:
+            TYPE_INT32 dims: [ -1 ] }",
+        );
+        let kind = |rows, a, b| rule.of(&request(&[("A", &[rows, a, 2]), ("B", &[rows, b])]));
+        assert_eq!(kind(1, 5, 6), kind(3, 5, 6));
+        assert_ne!(kind(1, 5, 6), kind(1, 6, 5));
+        assert_ne!(kind(1, 5, 6), kind(1, 5, 7));
+        assert_eq!(rule.of(&request(&[("B", &[1, 6]), ("A", &[1, 5, 2])])), kind(1, 5, 6));
+    }
+
+    #[test]
+    fn ragged_inputs_part_nothing() {
+        let rule = rule("input { name: 'A' data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true }");
+        assert_eq!(rule.of(&request(&[("A", &[1, 5])])), rule.of(&request(&[("A", &[1, 9])])));
+    }
+
+    #[test]
+    fn requests_with_and_without_an_optional_input_stay_apart() {
+        let rule = rule("input { name: 'A' data_type: TYPE_INT32 dims: [ 2 ] } input { name: 'B' data_type: TYPE_INT32
+            dims: [ 2 ] optional: true } input { name: 'C' data_type: TYPE_INT32 dims: [ -1 ] optional: true }");
+        let kinds = [
+            rule.of(&request(&[("A", &[1, 2])])),
+            rule.of(&request(&[("A", &[1, 2]), ("B", &[1, 2])])),
+            rule.of(&request(&[("A", &[1, 2]), ("C", &[1, 1])])),
+            rule.of(&request(&[("A", &[1, 2]), ("B", &[1, 2]), ("C", &[1, 1])])),
+            rule.of(&request(&[("A", &[1, 2]), ("B", &[1, 2]), ("C", &[1, 0])])),
+        ];
+        for (i, a) in kinds.iter().enumerate() {
+            for (j, b) in kinds.iter().enumerate() {
+                assert_eq!(a == b, i == j, "{i} {j}");
+            }
+        }
+    }
+
+    #[test]
+    fn shape_tensors_part_by_their_contents() {
+        let rule = rule("input { name: 'S' data_type: TYPE_INT32 dims: [ 1 ] is_shape_tensor: true }");
+        let with = |value: u8| {
+            let mut request = request(&[("S", &[1])]);
+            request.inputs[0].data = vec![value, 0, 0, 0].into();
+            rule.of(&request)
+        };
+        assert_eq!(with(3), with(3));
+        assert_ne!(with(3), with(4));
     }
 }
