@@ -13,11 +13,12 @@ use std::time::Duration;
 
 use regex::Regex;
 use tonic::Status;
+use tonic::metadata::MetadataMap;
 use trireme_core::Server;
 use trireme_types::{Error, Result};
 
 use crate::shutdown::Shutdown;
-use crate::status::grpc_code;
+use crate::status::{RETRY_PUSHBACK, grpc_code};
 
 mod admin;
 mod body;
@@ -117,7 +118,13 @@ pub async fn serve_grpc(
 const MAX_STATUS_LEN: usize = 6 << 10;
 
 fn status(error: Error) -> Status {
-    Status::new(grpc_code(error.code()), shortened(error.message()))
+    let code = grpc_code(error.code());
+    let message = shortened(error.message());
+    let Some(hint) = error.retry_hint() else { return Status::new(code, message) };
+    let mut trailers = http::HeaderMap::with_capacity(1);
+    let ms = u64::try_from(hint.as_millis()).unwrap_or(u64::MAX);
+    trailers.insert(RETRY_PUSHBACK, http::HeaderValue::from(ms));
+    Status::with_metadata(code, message, MetadataMap::from_headers(trailers))
 }
 
 /// The start of a message that fits a trailer, in which all but printable ASCII takes three bytes.

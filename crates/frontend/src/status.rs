@@ -1,7 +1,13 @@
-//! How an error code looks in each protocol: the one table from [`Code`] to HTTP status and gRPC code.
+//! How an error looks in each protocol: the one table from [`Code`] to HTTP status and gRPC code, and when the client
+//! may try again.
 
-use http::StatusCode;
+use std::time::Duration;
+
+use http::{HeaderName, StatusCode};
 use trireme_types::Code;
+
+/// Trailer of a call that was refused for now: the milliseconds after which clients with a retry policy try again.
+pub(crate) const RETRY_PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
 /// HTTP status of an error code.
 ///
@@ -31,9 +37,21 @@ pub const fn grpc_code(code: Code) -> tonic::Code {
     }
 }
 
+/// Value of the header `Retry-After`: whole seconds, rounded up, at least one.
+pub(crate) fn retry_after_seconds(hint: Duration) -> u64 {
+    (hint.as_secs() + u64::from(hint.subsec_nanos() > 0)).max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn seconds_are_rounded_up() {
+        for (ms, seconds) in [(0, 1), (1, 1), (1000, 1), (1001, 2), (59_999, 60)] {
+            assert_eq!(retry_after_seconds(Duration::from_millis(ms)), seconds, "{ms} ms");
+        }
+    }
 
     #[test]
     fn every_code_has_its_status() {

@@ -152,3 +152,12 @@ fn repeat(id: &str, values: &[i32], delay_ms: u32) -> ModelInferRequest {
         ..Default::default()
     }
 }
+
+#[test]
+fn a_busy_server_says_when_to_come_again() {
+    let busy = Error::unavailable("Exceeds maximum queue size");
+    assert!(status(busy.clone()).metadata().is_empty());
+    let head = status(busy.retry_after(Duration::from_millis(1200))).into_http::<()>().into_parts().0;
+    assert_eq!(head.headers["grpc-status"], "14");
+    assert_eq!(head.headers["grpc-retry-pushback-ms"], "1200");
+}

@@ -4,9 +4,10 @@ use std::borrow::Cow;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, HeaderValue};
+use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use smallvec::{SmallVec, smallvec};
@@ -14,7 +15,7 @@ use trireme_types::{Code, Error};
 
 use super::connection::RequestGuard;
 use crate::json::Writer;
-use crate::status::http_status;
+use crate::status::{http_status, retry_after_seconds};
 
 pub(crate) type Reply = Response<Pieces>;
 
@@ -88,11 +89,13 @@ pub(crate) struct Refusal {
     pub(crate) encodings: bool,
     /// The connection cannot be used again: the rest of the request stays unread.
     pub(crate) close: bool,
+    /// When the client may try again, if the server can tell.
+    pub(crate) retry_after: Option<Duration>,
 }
 
 impl Refusal {
     pub(crate) fn new(status: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { status, message: message.into(), encodings: false, close: false }
+        Self { status, message: message.into(), encodings: false, close: false, retry_after: None }
     }
 
     /// A request that is larger than a flag allows.
@@ -131,6 +134,9 @@ impl Refusal {
         if self.close {
             reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
+        if let Some(hint) = self.retry_after {
+            reply.headers_mut().insert(RETRY_AFTER, HeaderValue::from(retry_after_seconds(hint)));
+        }
         reply
     }
 }
@@ -141,7 +147,7 @@ impl From<Error> for Refusal {
             Code::Cancelled if error.message().is_empty() => "the request was cancelled".to_owned(),
             _ => error.message().to_owned(),
         };
-        Self::new(http_status(error.code()), message)
+        Self { retry_after: error.retry_hint(), ..Self::new(http_status(error.code()), message) }
     }
 }
 
@@ -187,5 +193,14 @@ mod tests {
         assert_eq!(reply.headers()[CONTENT_TYPE], "application/json");
         let body = reply.into_body().collect().await.expect("a body").to_bytes();
         assert_eq!(body, "{\"error\":\"no \\\"x\\\"\"}");
+    }
+
+    #[test]
+    fn a_busy_server_says_when_to_come_again() {
+        let busy = Error::unavailable("Exceeds maximum queue size");
+        assert!(!Refusal::from(busy.clone()).into_reply().headers().contains_key(RETRY_AFTER));
+        let reply = Refusal::from(busy.retry_after(Duration::from_millis(1200))).into_reply();
+        assert_eq!(reply.status(), 503);
+        assert_eq!(reply.headers()[RETRY_AFTER], "2");
     }
 }
