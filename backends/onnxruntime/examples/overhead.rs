@@ -172,7 +172,7 @@ impl Ours {
             max_batch_size: 8,
             inputs: vec![spec("INPUT0"), spec("INPUT1")],
             outputs: vec![spec("OUTPUT0"), spec("OUTPUT1")],
-            injected: Vec::new(),
+            ..ModelTensors::default()
         };
         let backend = OnnxRuntimeBackend::new(Some(library.to_owned()));
         let model = backend.open(&context).unwrap().load(tensors).unwrap();

@@ -193,7 +193,7 @@ mod tests {
     use crate::harness::{input, load, run, spec};
 
     fn tensors(inputs: Vec<TensorSpec>, outputs: Vec<TensorSpec>) -> ModelTensors {
-        ModelTensors { max_batch_size: 8, inputs, outputs, injected: Vec::new() }
+        ModelTensors { max_batch_size: 8, inputs, outputs, ..ModelTensors::default() }
     }
 
     #[test]

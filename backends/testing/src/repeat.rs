@@ -182,7 +182,7 @@ mod tests {
                 spec("WAIT", DataType::Uint32, &[1]),
             ],
             outputs: vec![spec("OUT", DataType::Int32, &[1]), spec("IDX", DataType::Uint32, &[1])],
-            injected: Vec::new(),
+            ..ModelTensors::default()
         }
     }
 

@@ -172,7 +172,7 @@ mod tests {
             max_batch_size: 0,
             inputs: vec![spec("IN", DataType::Int32, &[1])],
             outputs: vec![spec("OUT", DataType::Int32, &[1])],
-            injected: Vec::new(),
+            ..ModelTensors::default()
         };
         let mut instance = load_decoupled(&SquareBackend, parameters, tensors).expect("a valid model");
         let inputs = vec![input("IN", DataType::Int32, &[1], value.to_le_bytes().to_vec())];

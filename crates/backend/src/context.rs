@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use trireme_types::{DataType, TensorSpec};
 
+use crate::ragged::{BatchInput, BatchOutput};
+
 /// Settings given with `--backend-config`, those without a backend's name included.
 #[derive(Clone, Debug, Default)]
 pub struct BackendSettings(Vec<(String, String)>);
@@ -75,6 +77,13 @@ pub struct ModelTensors {
     pub outputs: Vec<TensorSpec>,
     /// Inputs that the server adds to requests itself (sequence controls, states), with their engine-side types.
     pub injected: Vec<(Arc<str>, DataType)>,
+    /// Outputs that every response must have whatever the client asked for; the server takes them out again.
+    /// One of them may also be in `outputs`.
+    pub states: Vec<TensorSpec>,
+    /// Inputs of the model that a backend makes from the batch itself; see [`crate::ragged`].
+    pub batch_inputs: Vec<BatchInput>,
+    /// Outputs that go back in pieces of an input's shapes.
+    pub batch_outputs: Vec<BatchOutput>,
 }
 
 impl ModelTensors {

@@ -8,6 +8,7 @@
 
 mod batch;
 mod context;
+pub mod ragged;
 mod tensors;
 
 use std::fmt;

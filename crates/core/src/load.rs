@@ -5,6 +5,7 @@
 
 mod advice;
 mod files;
+mod ragged;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -409,7 +410,9 @@ impl Loader {
             max_batch_size: spec.max_batch_size,
             inputs: spec.inputs.clone(),
             outputs: spec.outputs.clone(),
-            injected: Vec::new(),
+            batch_inputs: ragged::batch_inputs(&spec),
+            batch_outputs: ragged::batch_outputs(&spec),
+            ..ModelTensors::default()
         };
         let labels = files::read_labels(source, &spec)?;
         let source_of_work = source_of(&spec).map_err(plain)?;
@@ -470,10 +473,8 @@ fn unsupported(spec: &ModelSpec, config: &ModelConfig) -> Option<&'static str> {
     if !config.model_warmup.is_empty() {
         return Some("model_warmup");
     }
-    if config.model_repository_agents.as_ref().is_some_and(|agents| !agents.agents.is_empty()) {
-        return Some("model_repository_agents");
-    }
-    (!config.batch_input.is_empty() || !config.batch_output.is_empty()).then_some("batch_input/batch_output")
+    let agents = config.model_repository_agents.as_ref().is_some_and(|agents| !agents.agents.is_empty());
+    agents.then_some("model_repository_agents")
 }
 
 fn instance_contexts(spec: &ModelSpec) -> Vec<InstanceContext> {

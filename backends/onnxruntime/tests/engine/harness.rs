@@ -94,7 +94,7 @@ pub(crate) fn tensors(
     inputs: Vec<TensorSpec>,
     outputs: Vec<TensorSpec>,
 ) -> ModelTensors {
-    ModelTensors { max_batch_size, inputs, outputs, injected: Vec::new() }
+    ModelTensors { max_batch_size, inputs, outputs, ..ModelTensors::default() }
 }
 
 /// `X` -> `Y` of one type and shape.
