@@ -225,18 +225,14 @@ impl<T> PolicyQueue<T> {
     }
 
     /// Removes the requests for which `gone` holds.
-    pub(crate) fn remove_if(
-        &mut self,
-        mut gone: impl FnMut(&T) -> bool,
-        mut removed: impl FnMut(Waiting<T>),
-    ) {
+    pub(crate) fn remove_if(&mut self, mut gone: impl FnMut(&T) -> bool, removed: impl FnMut(Waiting<T>)) {
         let mut places = Vec::new();
         for (place, waiting) in self.iter().enumerate() {
             if gone(&waiting.item) {
                 places.push(place);
             }
         }
-        self.take(&places, |waiting| removed(waiting));
+        self.take(&places, removed);
     }
 
     /// When the next request will have waited too long.

@@ -57,7 +57,7 @@ impl Timer {
             match spawned {
                 Ok(_) => state.is_running = true,
                 Err(error) => {
-                    tracing::error!("no thread for the timer: {error}; waiting requests may run late")
+                    tracing::error!("no thread for the timer: {error}; waiting requests may run late");
                 }
             }
         } else if state.sleeps_until.is_none_or(|until| at < until) {
