@@ -21,7 +21,7 @@ fn one_level(policy: QueuePolicy) -> LevelRules {
 
 fn drained<T>(queue: &mut PolicyQueue<T>) -> Vec<T> {
     let mut items = Vec::new();
-    queue.take_first(usize::MAX.min(queue.len()), |waiting| items.push(waiting.item));
+    queue.take_first(queue.len(), |waiting| items.push(waiting.item));
     items
 }
 
