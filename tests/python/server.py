@@ -108,6 +108,15 @@ class Server:
         finally:
             connection.close()
 
+    def metrics_page(self) -> str:
+        """The page that Prometheus scrapes."""
+        connection = http.client.HTTPConnection(self.metrics, timeout=30)
+        try:
+            connection.request("GET", "/metrics")
+            return connection.getresponse().read().decode()
+        finally:
+            connection.close()
+
     def log(self) -> str:
         """What the server printed so far."""
         return Path(self.output.name).read_text(errors="replace")

@@ -56,6 +56,16 @@ impl Company {
         }
     }
 
+    /// Moving average of the time of a run.
+    pub(crate) fn run_time(&self) -> Duration {
+        self.run_time
+    }
+
+    /// Instances that run.
+    pub(crate) fn busy(&self) -> usize {
+        self.runs.len()
+    }
+
     /// A batch waited to its limit with so many requests waiting in all.
     pub(crate) fn waited_in_vain(&mut self, waiting: usize) {
         let inside = waiting + self.running;

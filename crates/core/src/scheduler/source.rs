@@ -15,6 +15,9 @@ use crate::batch_kind::{Kind, KindRule};
 use crate::model::InFlight;
 use crate::stats::FailureReason;
 
+/// Longest time after which a refused client is told to come again.
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+
 /// A request on its way through a scheduler.
 pub(crate) struct Pending {
     pub(crate) request: InferRequest,
@@ -80,6 +83,13 @@ impl QueueSource {
     pub(crate) fn new(rules: Rules, levels: LevelRules, kinds: KindRule, company: Company) -> Self {
         Self { queue: PolicyQueue::new(levels), rules, kinds, company }
     }
+
+    /// About how long it takes until what waits has run, for telling refused clients when to come again.
+    fn time_to_serve(&self) -> Duration {
+        let runs = self.queue.len() / self.rules.max_rows + 1;
+        let runs = u32::try_from(runs / self.company.busy().max(1) + 1).unwrap_or(u32::MAX);
+        self.company.run_time().saturating_mul(runs).min(LONGEST_RETRY)
+    }
 }
 
 impl Source for QueueSource {
@@ -99,7 +109,8 @@ impl Source for QueueSource {
                     "Exceeds maximum queue size: {limit} requests wait for model '{}' already; ask again later, or raise \
                      max_queue_size",
                     pending.in_flight.model().name()
-                ));
+                ))
+                .retry_after(self.time_to_serve());
                 Err(Box::new(Refused { pending, error, reason: FailureReason::Rejected }))
             }
         }
@@ -128,30 +139,28 @@ impl Source for QueueSource {
             Picked::First(count) => self.queue.take_first(*count, &mut taken),
             Picked::At(places) => self.queue.take(places, &mut taken),
         }
-        if self.rules.may_wait() {
-            let is_over = now.saturating_duration_since(oldest) >= self.rules.max_delay;
-            if is_over && rows < self.rules.max_rows {
-                self.company.waited_in_vain(waiting_before);
-            }
-            self.company.began(instance, batch.len(), now);
+        let is_over = now.saturating_duration_since(oldest) >= self.rules.max_delay;
+        if self.rules.may_wait() && is_over && rows < self.rules.max_rows {
+            self.company.waited_in_vain(waiting_before);
         }
+        self.company.began(instance, batch.len(), now);
         Next::Run(batch)
     }
 
     fn finished(&mut self, instance: usize, now: Instant) {
-        if self.rules.may_wait() {
-            self.company.ended(instance, now);
-        }
+        self.company.ended(instance, now);
     }
 
     fn sweep(&mut self, now: Instant, closed: bool, refused: &mut Vec<Refused>) {
+        let retry_after = self.time_to_serve();
         self.queue.expire(now, |waiting| {
             let pending = waiting.item.0;
             let error = Error::unavailable(format!(
                 "Request timeout expired: it waited {} us for model '{}'",
                 now.saturating_duration_since(waiting.since).as_micros(),
                 pending.in_flight.model().name()
-            ));
+            ))
+            .retry_after(retry_after);
             refused.push(Refused { pending, error, reason: FailureReason::Rejected });
         });
         if closed {
