@@ -8,6 +8,7 @@ use trireme_config::{ConfigError, Note, NoteLevel};
 use trireme_proto::inference::ModelConfig;
 use trireme_types::{Error, Result};
 
+use crate::cache::ResponseCache;
 use crate::executor::Executor;
 use crate::load::{LoadOverrides, Loader, config_path, model_dir};
 use crate::options::ServerOptions;
@@ -86,7 +87,9 @@ impl Server {
     pub fn check(options: ServerOptions, backends: Vec<Arc<dyn Backend>>) -> Result<Vec<ModelCheck>, Error> {
         let sources = repository::scan(&options.repositories, &options.single_models)?;
         let budget = ThreadBudget::new(options.cores);
-        let loader = Loader::new(options.clone(), backends, Executor::new(), budget);
+        let executor = Executor::new();
+        let cache = ResponseCache::of(&options, &executor)?;
+        let loader = Loader::new(options.clone(), backends, executor, budget, cache);
         let wanted = &options.load_models;
         let mut checks = Vec::with_capacity(sources.len());
         for source in sources.iter().filter(|source| wanted.is_empty() || wanted.contains(&source.name)) {

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod batch_kind;
+mod cache;
 mod check;
 mod executor;
 mod infer;
@@ -21,6 +22,7 @@ mod stats;
 mod table;
 mod threads;
 
+pub use cache::CacheSettings;
 pub use check::{Finding, ModelCheck};
 pub use infer::RAW_INPUT_NAME;
 pub use load::LoadOverrides;

@@ -23,6 +23,7 @@ use trireme_types::{Error, Result};
 pub(crate) use self::files::config_path;
 use self::files::{Places, ReadConfig};
 
+use crate::cache::{ModelCache, ResponseCache};
 use crate::check::Finding;
 use crate::executor::Executor;
 use crate::model::{Labels, ModelParts, ModelVersion};
@@ -135,6 +136,7 @@ pub(crate) struct Loader {
     executor: Executor,
     timer: Timer,
     budget: ThreadBudget,
+    cache: Option<Arc<ResponseCache>>,
 }
 
 /// A model between its configuration and its versions.
@@ -152,9 +154,10 @@ impl Loader {
         backends: Vec<Arc<dyn Backend>>,
         executor: Executor,
         budget: ThreadBudget,
+        cache: Option<Arc<ResponseCache>>,
     ) -> Self {
         let backends = backends.into_iter().map(|backend| (backend.name().to_owned(), backend)).collect();
-        Self { options, backends, executor, timer: Timer::default(), budget }
+        Self { options, backends, executor, timer: Timer::default(), budget, cache }
     }
 
     pub(crate) fn budget(&self) -> ThreadBudget {
@@ -387,7 +390,20 @@ impl Loader {
         if let Some(report) = &report {
             trireme_config::check_report(config, report).map_err(refused)?;
         }
+        findings.extend(self.useless_cache(config));
         Ok(findings)
+    }
+
+    /// What to say where a model asks for the response cache and the server has none.
+    fn useless_cache(&self, config: &ModelConfig) -> Option<Finding> {
+        let asked = config.response_cache.as_ref().is_some_and(|cache| cache.enable);
+        (asked && self.cache.is_none()).then(|| {
+            let message = "response_cache is enabled and does nothing: the server has no response cache";
+            let hint = "start it with --cache-config local,size=BYTES, or leave response_cache out";
+            let name = &config.name;
+            tracing::warn!("model '{name}': {message}; {hint}");
+            Finding { hint: Some(hint.to_owned()), ..Finding::message(message) }
+        })
     }
 
     fn build(
@@ -406,6 +422,8 @@ impl Loader {
                 "{what} of model '{name}' is not available yet in this version of trireme"
             ))));
         }
+        let cache = self.cache.as_ref().filter(|_| spec.response_cache);
+        let cache = cache.map(|cache| ModelCache::new(cache, name, context.version));
         let tensors = ModelTensors {
             max_batch_size: spec.max_batch_size,
             inputs: spec.inputs.clone(),
@@ -441,6 +459,7 @@ impl Loader {
             labels,
             backend_model,
             scheduler: Scheduler::Instances(pool),
+            cache,
             load_duration: started.elapsed(),
         }))
     }
@@ -466,9 +485,6 @@ fn unsupported(spec: &ModelSpec, config: &ModelConfig) -> Option<&'static str> {
         Scheduling::Sequence(_) => return Some("sequence_batching"),
         Scheduling::Ensemble(_) => return Some("ensemble_scheduling"),
         Scheduling::Default | Scheduling::Dynamic(_) => {}
-    }
-    if config.response_cache.as_ref().is_some_and(|cache| cache.enable) {
-        return Some("response_cache");
     }
     if !config.model_warmup.is_empty() {
         return Some("model_warmup");

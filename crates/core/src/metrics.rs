@@ -29,6 +29,7 @@ struct Series {
     totals: Totals,
     pending: usize,
     load_seconds: f64,
+    cached: bool,
 }
 
 impl Metrics {
@@ -81,6 +82,8 @@ impl Metrics {
             for (name, help, of) in LATENCIES {
                 write_family(&mut page, name, counter, help, &series, |s| of(&s.totals.infer) / 1000);
             }
+            let cached = series.iter().filter(|one| one.cached);
+            crate::cache::write_models(&mut page, cached.map(|one| (one.labels.as_str(), &one.totals.infer)));
         }
         write_family(
             &mut page,
@@ -165,6 +168,7 @@ impl Series {
             totals: model.statistics.totals(),
             pending: model.pending(),
             load_seconds: model.load_duration.as_secs_f64(),
+            cached: model.cache().is_some(),
         }
     }
 }

@@ -13,6 +13,7 @@ use trireme_config::ModelSpec;
 use trireme_proto::inference::ModelConfig;
 use trireme_types::{Error, InferInput, InferRequest, Responder, Result, TensorBuffer, TensorSpec};
 
+use crate::cache::ModelCache;
 use crate::infer::{self, Expectation};
 use crate::scheduler::Scheduler;
 use crate::stats::{ModelStatistics, Statistics};
@@ -54,6 +55,7 @@ pub struct ModelVersion {
     labels: HashMap<Arc<str>, Labels>,
     backend_model: Arc<dyn Model>,
     scheduler: Scheduler,
+    cache: Option<ModelCache>,
     pub(crate) statistics: Statistics,
     pub(crate) load_duration: std::time::Duration,
     in_flight: AtomicUsize,
@@ -70,6 +72,7 @@ pub(crate) struct ModelParts {
     pub(crate) labels: HashMap<Arc<str>, Labels>,
     pub(crate) backend_model: Arc<dyn Model>,
     pub(crate) scheduler: Scheduler,
+    pub(crate) cache: Option<ModelCache>,
     pub(crate) load_duration: std::time::Duration,
 }
 
@@ -90,6 +93,7 @@ impl ModelVersion {
             labels: parts.labels,
             backend_model: parts.backend_model,
             scheduler: parts.scheduler,
+            cache: parts.cache,
             statistics: Statistics::default(),
             load_duration: parts.load_duration,
             in_flight: AtomicUsize::new(0),
@@ -197,7 +201,20 @@ impl ModelVersion {
             responder.finish(Err(error));
             return;
         }
+        match &self.cache {
+            Some(cache) => cache.infer(self, request, responder),
+            None => self.schedule(request, responder),
+        }
+    }
+
+    /// Gives a request that has been checked, and was not answered from the cache, to the scheduler.
+    pub(crate) fn schedule(self: &Arc<Self>, request: InferRequest, responder: Responder) {
         self.scheduler.enqueue(self, request, responder);
+    }
+
+    /// The response cache, if the model asks for it and the server has one.
+    pub(crate) fn cache(&self) -> Option<&ModelCache> {
+        self.cache.as_ref()
     }
 
     /// Refuses new requests; those already inside are answered.

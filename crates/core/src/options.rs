@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use trireme_backend::BackendSettings;
 
+use crate::cache::CacheSettings;
+
 /// When models are loaded and unloaded (`--model-control-mode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ModelControlMode {
@@ -62,6 +64,8 @@ pub struct ServerOptions {
     /// How often a failed load is tried again.
     pub load_retries: usize,
     pub backend_settings: Vec<BackendSetting>,
+    /// The response cache, for models that ask for one (`--cache-config`).
+    pub cache: Option<CacheSettings>,
     /// Whether the latency counters are in the metrics (`--metrics-config counter_latencies`).
     pub counter_latencies: bool,
     /// Whether `nv_cpu_*` are in the metrics.
@@ -86,6 +90,7 @@ impl Default for ServerOptions {
             load_threads: 4,
             load_retries: 0,
             backend_settings: Vec::new(),
+            cache: None,
             counter_latencies: true,
             allow_cpu_metrics: true,
             cpu_fallback: false,

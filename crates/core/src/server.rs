@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use trireme_backend::Backend;
 use trireme_types::{Error, InferRequest, Responder, Result};
 
+use crate::cache::ResponseCache;
 use crate::executor::Executor;
 use crate::load::{LoadFailure, LoadOverrides, Loaded, Loader};
 use crate::metrics::{Families, Metrics};
@@ -71,6 +72,7 @@ pub struct Server {
     options: ServerOptions,
     metadata: ServerMetadata,
     loader: Loader,
+    cache: Option<Arc<ResponseCache>>,
     table: ModelTable,
     metrics: Metrics,
     stopping: AtomicBool,
@@ -96,11 +98,14 @@ impl Server {
             extensions: EXTENSIONS,
         };
         let budget = ThreadBudget::new(options.cores);
-        let loader = Loader::new(options.clone(), backends, Executor::new(), budget);
+        let executor = Executor::new();
+        let cache = ResponseCache::of(&options, &executor)?;
+        let loader = Loader::new(options.clone(), backends, executor, budget, cache.clone());
         let server = Self {
             options,
             metadata,
             loader,
+            cache,
             table: ModelTable::default(),
             metrics: Metrics::default(),
             stopping: AtomicBool::new(false),
@@ -318,7 +323,11 @@ impl Server {
             counter_latencies: self.options.counter_latencies,
             cpu: self.options.allow_cpu_metrics,
         };
-        self.metrics.page(&self.table.serving(), families)
+        let mut page = self.metrics.page(&self.table.serving(), families);
+        if let Some(cache) = &self.cache {
+            cache.write_metrics(&mut page);
+        }
+        page
     }
 
     /// Refuses new requests from now on.

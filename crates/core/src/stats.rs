@@ -166,6 +166,20 @@ impl Statistics {
         }
     }
 
+    /// Counts a request that the response cache answered: a success that waited and did not execute.
+    pub(crate) fn cache_hit(&self, total: Duration, queue: Duration, lookup: Duration) {
+        let mut totals = self.0.lock();
+        totals.infer.success.add(1, total);
+        totals.infer.queue.add(1, queue);
+        totals.infer.cache_hit.add(1, lookup);
+    }
+
+    /// Counts a request that the response cache had no answer for, with the time of the lookup and of keeping the
+    /// answer. What else became of the request is counted elsewhere.
+    pub(crate) fn cache_miss(&self, time: Duration) {
+        self.0.lock().infer.cache_miss.add(1, time);
+    }
+
     /// Counts a request that failed without an execution.
     pub(crate) fn failed(&self, reason: FailureReason, total: Duration) {
         let mut totals = self.0.lock();

@@ -27,6 +27,9 @@ pub(crate) struct LoadArgs {
     /// The ONNX Runtime library to load (libonnxruntime.so)
     #[arg(long, value_name = "PATH")]
     onnxruntime_library: Option<PathBuf>,
+    /// The response cache of the server to be, as in `serve`; may be given several times
+    #[arg(long, value_name = "NAME,KEY=VALUE")]
+    cache_config: Vec<String>,
     /// Run instance groups of KIND_GPU on the CPU when there is no such GPU
     #[arg(long)]
     cpu_fallback: bool,
@@ -124,6 +127,7 @@ impl LoadArgs {
             strict_config: self.disable_auto_complete_config,
             cpu_fallback: self.cpu_fallback,
             backend_settings,
+            cache: settings::cache_settings(&self.cache_config)?,
             ..ServerOptions::default()
         })
     }

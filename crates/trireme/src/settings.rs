@@ -3,6 +3,7 @@
 //! Nothing that was typed is ignored in silence: a value that cannot be read, a flag whose feature is not built and
 //! flags that contradict one another are refused by name; a flag that changes nothing here is reported as such.
 
+mod cache;
 mod value;
 
 use std::path::PathBuf;
@@ -14,6 +15,7 @@ use trireme_core::{BackendSetting, ModelControlMode, ServerOptions, SingleModel}
 use trireme_frontend::grpc::{CompressionLevel, GrpcOptions, RestrictedProtocols};
 use trireme_frontend::http::{HeaderForward, HttpOptions, RestrictedApis};
 
+pub(crate) use self::cache::cache_settings;
 use self::value::{boolean, number, port};
 use crate::flags::{Fate, Flags};
 use crate::logging::{LogFormat, LogSettings};
@@ -288,6 +290,7 @@ fn server(flags: &Flags, warnings: &mut Vec<String>) -> Result<ServerOptions> {
         load_threads: count("model-load-thread-count", 4, 1)?,
         load_retries: 0,
         backend_settings: backend_settings(flags)?,
+        cache: cache::cache(flags, warnings)?,
         counter_latencies: counter_latencies(flags)?,
         allow_cpu_metrics: boolean(flags, "allow-cpu-metrics", true)?,
         cpu_fallback: boolean(flags, "cpu-fallback", false)?,

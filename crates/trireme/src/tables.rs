@@ -53,6 +53,7 @@ pub(crate) fn options(server: &Server, options: &ServerOptions, exit_timeout_sec
     rows.push(["model_config_name".to_owned(), options.model_config_name.clone().unwrap_or_default()]);
     rows.push(["strict_readiness".to_owned(), flag(options.strict_readiness)]);
     rows.push(["exit_timeout".to_owned(), exit_timeout_secs.to_string()]);
+    rows.push(["cache_enabled".to_owned(), flag(options.cache.is_some())]);
     table(["Option", "Value"], rows)
 }
 

@@ -138,8 +138,8 @@ static GROUPS: &[&[Flag]] = &[
         flag("repoagent-directory", "PATH", "/opt/tritonserver/repoagents", "Where repository agents lie.").no_effect("there are no repository agents yet"),
     ]),
     &group("Response Cache", [
-        flag("cache-config", "NAME,KEY=VALUE", "", "The cache and its settings.").many().later("the response cache"),
-        flag("cache-directory", "PATH", "/opt/tritonserver/caches", "Where cache libraries lie.").no_effect("there is no response cache yet"),
+        flag("cache-config", "NAME,KEY=VALUE", "", "The response cache, for models with response_cache { enable: true }: local,size=BYTES. A larger one answers more requests without running the model and takes the memory from elsewhere.").many(),
+        flag("cache-directory", "PATH", "/opt/tritonserver/caches", "Where cache libraries lie.").no_effect("the response caches are built in"),
     ]),
     &group("Rate Limiter", [
         flag("rate-limit", "off|execution_count", "off", "Limit executions by resources.").later("the rate limiter"),
@@ -159,7 +159,7 @@ static GROUPS: &[&[Flag]] = &[
     ]),
     &group("Deprecated", [
         flag("strict-model-config", "BOOL", "false", "true is --disable-auto-complete-config."),
-        flag("response-cache-byte-size", "BYTES", "0", "Use --cache-config local,size=BYTES.").later("the response cache"),
+        flag("response-cache-byte-size", "BYTES", "0", "Use --cache-config local,size=BYTES."),
         flag("trace-file", "PATH", "", "Use --trace-config triton,file=PATH.").later("tracing"),
         flag("trace-level", "LEVEL", "OFF", "Use --trace-config level=LEVEL.").many().later("tracing"),
         flag("trace-rate", "RATE", "1000", "Use --trace-config rate=RATE.").later("tracing"),

@@ -51,7 +51,11 @@ fn says_which_flag_is_wrong_and_what_it_wants() {
         (vec![m, "--model-control-mode=poll"], "watching the repository is not available yet"),
         (vec![m, "--allow-client-shm=true"], "--allow-client-shm=true cannot be followed: shared memory"),
         (vec![m, "--trace-config=level=TIMESTAMPS"], "tracing is not available yet"),
-        (vec![m, "--cache-config=local,size=1"], "the response cache is not available yet"),
+        (vec![m, "--cache-config=local,size=1MB"], "--cache-config local,size expects a number of bytes"),
+        (
+            vec![m, "--cache-config=local,size=4096", "--response-cache-byte-size=4096"],
+            "--response-cache-byte-size and --cache-config cannot both be given",
+        ),
         (vec!["--model-repository=s3://bucket/m"], "repositories on s3:// are not available yet"),
         (vec![m, "--backend-config=onnxruntime"], "--backend-config expects [BACKEND,]KEY=VALUE"),
         (
@@ -92,6 +96,19 @@ fn old_spellings_are_followed_with_a_warning() {
     let both =
         settings(&["--model-store=/m", "--strict-model-config=false", "--disable-auto-complete-config"]);
     assert!(both.expect("valid").server.strict_config, "the new flag wins");
+}
+
+#[test]
+fn the_response_cache_has_an_old_spelling() {
+    let cache = |args: &[&str]| {
+        let settings = settings(&[&["--model-repository=/m"], args].concat()).expect("valid");
+        (settings.server.cache, settings.warnings.len())
+    };
+    let local = Some(trireme_core::CacheSettings::Local { size: 4096 });
+    assert_eq!(cache(&[]), (None, 0));
+    assert_eq!(cache(&["--cache-config=local,size=4096"]), (local.clone(), 0));
+    assert_eq!(cache(&["--response-cache-byte-size=4096"]), (local, 1));
+    assert_eq!(cache(&["--response-cache-byte-size=0"]), (None, 1));
 }
 
 #[test]
