@@ -4,10 +4,12 @@
 //! Error texts follow Triton's backend where it has one.
 
 use std::ffi::CString;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use trireme_backend::ModelTensors;
+use trireme_backend::ragged::{BatchInput, BatchInputKind};
 use trireme_types::{DataType, Error, Result, Shape, TensorSpec};
 
 use crate::session::{Session, TensorInfo};
@@ -18,7 +20,11 @@ pub(crate) struct Plan {
     pub(crate) model: Arc<str>,
     /// Every tensor has a batch dimension in front.
     pub(crate) batching: bool,
+    /// First those that come with requests, then those that are made from the batch.
     pub(crate) inputs: Vec<InputPlan>,
+    /// How many of `inputs` come with requests.
+    pub(crate) from_requests: usize,
+    pub(crate) batch_inputs: Vec<BatchInputPlan>,
     pub(crate) outputs: Vec<OutputPlan>,
 }
 
@@ -33,12 +39,28 @@ pub(crate) struct InputPlan {
     pub(crate) scalar: bool,
     /// A request may leave it out, because an initializer stands in.
     pub(crate) optional: bool,
+    /// Requests may differ in shape: the engine gets their elements one after the other in one dimension.
+    pub(crate) ragged: bool,
+}
+
+/// A tensor made from the shapes of a batch.
+#[derive(Debug)]
+pub(crate) struct BatchInputPlan {
+    pub(crate) made: BatchInput,
+    /// Place of the input that it tells of.
+    pub(crate) source: usize,
+    /// Places of the inputs that get it.
+    pub(crate) targets: Range<usize>,
 }
 
 #[derive(Debug)]
 pub(crate) struct OutputPlan {
     pub(crate) spec: TensorSpec,
     pub(crate) c_name: CString,
+    /// Place of the input whose shapes cut the output into the pieces of the requests; `None`: rows do.
+    pub(crate) scattered_by: Option<usize>,
+    /// Every response has it, whether the client asked or not.
+    pub(crate) always: bool,
     /// The dimensions, if they are known before a run.
     pub(crate) extents: Option<Vec<Extent>>,
     /// Whether memory is given to the engine; off once the engine made another shape than the model declares.
@@ -62,21 +84,17 @@ pub(crate) enum Extent {
 
 impl Plan {
     /// # Errors
-    /// INVALID_ARG: names, types or dimensions that the session does not have; UNSUPPORTED: ragged batches.
+    /// INVALID_ARG: names, types or dimensions that the session does not have.
     pub(crate) fn new(model: &Arc<str>, session: &Session, tensors: &ModelTensors) -> Result<Self> {
         let batching = tensors.max_batch_size > 0;
         let check = Check { model, batching };
         let mut inputs = Vec::with_capacity(tensors.inputs.len() + tensors.injected.len());
         for spec in &tensors.inputs {
             let info = check.find(&spec.name, "input", &session.inputs)?;
-            let scalar = check.tensor(spec, info, false)?;
-            if spec.ragged {
-                return Err(Error::unsupported(format!(
-                    "input '{}' of model '{model}' sets allow_ragged_batch, which the backend 'onnxruntime' does not \
-                     serve; remove it, so that only requests of one shape are batched",
-                    spec.name
-                )));
-            }
+            let scalar = match spec.ragged {
+                true => check.ragged(spec, info).map(|()| false)?,
+                false => check.tensor(spec, info, false)?,
+            };
             inputs.push(InputPlan {
                 name: spec.name.clone(),
                 c_name: info.c_name.clone(),
@@ -84,6 +102,7 @@ impl Plan {
                 spec: Some(spec.clone()),
                 scalar,
                 optional: info.optional,
+                ragged: spec.ragged,
             });
         }
         for (name, data_type) in &tensors.injected {
@@ -97,29 +116,63 @@ impl Plan {
                 spec: None,
                 scalar,
                 optional: info.optional,
+                ragged: false,
             });
         }
+        let from_requests = inputs.len();
+        let batch_inputs = check.batch_inputs(session, tensors, &mut inputs)?;
         check.nothing_missing(session, &inputs)?;
-        let mut outputs = Vec::with_capacity(tensors.outputs.len());
+        let mut plan =
+            Self { model: model.clone(), batching, inputs, from_requests, batch_inputs, outputs: Vec::new() };
         for spec in &tensors.outputs {
-            if let Some(unsupported) = session.unsupported.iter().find(|output| output.name == *spec.name) {
-                return Err(Error::unsupported(format!(
-                    "output '{}' of model '{model}' is {}, which the protocol cannot carry; remove it from the \
-                     configuration",
-                    spec.name, unsupported.what
-                )));
-            }
-            let info = check.find(&spec.name, "output", &session.outputs)?;
-            check.tensor(spec, info, true)?;
-            outputs.push(OutputPlan {
-                spec: spec.clone(),
-                c_name: info.c_name.clone(),
-                extents: extents(info, batching, &inputs, session),
-                bind: AtomicBool::new(true),
-                warned: AtomicBool::new(false),
-            });
+            let output = plan.output(spec, session, tensors)?;
+            plan.outputs.push(output);
         }
-        Ok(Self { model: model.clone(), batching, inputs, outputs })
+        for state in &tensors.states {
+            match plan.outputs.iter_mut().find(|output| output.spec.name == state.name) {
+                Some(output) => output.always = true,
+                None => {
+                    let output = plan.output(state, session, tensors)?;
+                    plan.outputs.push(OutputPlan { always: true, ..output });
+                }
+            }
+        }
+        Ok(plan)
+    }
+
+    fn output(&self, spec: &TensorSpec, session: &Session, tensors: &ModelTensors) -> Result<OutputPlan> {
+        let model = &self.model;
+        if let Some(unsupported) = session.unsupported.iter().find(|output| output.name == *spec.name) {
+            return Err(Error::unsupported(format!(
+                "output '{}' of model '{model}' is {}, which the protocol cannot carry; remove it from the \
+                 configuration",
+                spec.name, unsupported.what
+            )));
+        }
+        let check = Check { model, batching: self.batching };
+        let info = check.find(&spec.name, "output", &session.outputs)?;
+        let scattered = tensors.batch_outputs.iter().find(|output| output.targets.contains(&spec.name));
+        let scattered_by = match scattered {
+            Some(output) => Some(check.source(&output.source, &spec.name, &self.inputs)?),
+            None => None,
+        };
+        match scattered_by {
+            // The flat output need not have the shape that clients see.
+            Some(_) => check.data_type(&spec.name, spec.data_type, info)?,
+            None => check.tensor(spec, info, true).map(|_| ())?,
+        }
+        // What is ragged has no rows in front.
+        let has_rows =
+            self.batching && scattered_by.is_none() && !self.inputs.iter().any(|input| input.ragged);
+        Ok(OutputPlan {
+            spec: spec.clone(),
+            c_name: info.c_name.clone(),
+            scattered_by,
+            always: false,
+            extents: extents(info, has_rows, &self.inputs, session),
+            bind: AtomicBool::new(true),
+            warned: AtomicBool::new(false),
+        })
     }
 }
 
@@ -203,6 +256,93 @@ impl Check<'_> {
         )))
     }
 
+    /// A ragged input is flat in the model.
+    fn ragged(&self, spec: &TensorSpec, info: &TensorInfo) -> Result<()> {
+        self.data_type(&spec.name, spec.data_type, info)?;
+        let expects = format!(
+            "unable to load model '{}', configuration expects model provides input with shape [-1] for ragged input '{}'",
+            self.model, spec.name
+        );
+        if spec.optional || info.optional {
+            return Err(Error::invalid_arg(format!("{expects}, which is not supported for optional input")));
+        }
+        match &info.shape {
+            Some(shape) if shape[..] != [-1] => Err(Error::invalid_arg(format!(
+                "{expects}, model provides {shape}; export the model with one flat open dimension, or remove \
+                 allow_ragged_batch"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks the inputs that are made from batches and appends them to `inputs`.
+    fn batch_inputs(
+        &self,
+        session: &Session,
+        tensors: &ModelTensors,
+        inputs: &mut Vec<InputPlan>,
+    ) -> Result<Vec<BatchInputPlan>> {
+        let mut plans = Vec::with_capacity(tensors.batch_inputs.len());
+        for made in &tensors.batch_inputs {
+            let start = inputs.len();
+            for target in &made.targets {
+                if inputs.iter().any(|input| input.name == *target) {
+                    return Err(Error::invalid_arg(format!(
+                        "batch input '{target}' of model '{}' is given twice; the server makes it, so list it as \
+                         target_name of one batch_input and not in 'input'",
+                        self.model
+                    )));
+                }
+                let info = self.find(target, "input", &session.inputs)?;
+                self.data_type(target, made.data_type, info)?;
+                self.batch_input_shape(made, info)?;
+                inputs.push(InputPlan {
+                    name: target.clone(),
+                    c_name: info.c_name.clone(),
+                    data_type: made.data_type,
+                    spec: None,
+                    scalar: false,
+                    optional: false,
+                    ragged: false,
+                });
+            }
+            let names = made.targets.iter().map(|target| &**target).collect::<Vec<_>>().join(", ");
+            let source = self.source(&made.source, &names, inputs)?;
+            plans.push(BatchInputPlan { made: made.clone(), source, targets: start..inputs.len() });
+        }
+        Ok(plans)
+    }
+
+    /// Whether the model can take a batch input of that kind in any batch.
+    fn batch_input_shape(&self, made: &BatchInput, info: &TensorInfo) -> Result<()> {
+        let Some(shape) = &info.shape else { return Ok(()) };
+        let (wanted, fits) = match made.kind {
+            BatchInputKind::ItemShape => {
+                ("[-1,-1], a row for each item of the batch", shape.len() == 2 && shape.first() == Some(&-1))
+            }
+            _ => ("[-1]", shape[..] == [-1]),
+        };
+        if fits {
+            return Ok(());
+        }
+        Err(Error::invalid_arg(format!(
+            "unable to load model '{}', batch input '{}' has the shape {wanted}, model provides {shape}; export the \
+             model with that shape, or choose another kind of batch_input",
+            self.model, info.name
+        )))
+    }
+
+    /// Place of the input that a batch input or output takes its shapes from.
+    fn source(&self, source: &str, target: &str, inputs: &[InputPlan]) -> Result<usize> {
+        inputs.iter().position(|input| input.spec.is_some() && *input.name == *source).ok_or_else(|| {
+            Error::invalid_arg(format!(
+                "model '{}': '{target}' takes its shape from the input '{source}', which clients do not send; name an \
+                 input of the configuration as source_input",
+                self.model
+            ))
+        })
+    }
+
     /// The configuration leaves no input out that the model cannot do without.
     fn nothing_missing(&self, session: &Session, inputs: &[InputPlan]) -> Result<()> {
         let is_given = |info: &TensorInfo| inputs.iter().any(|input| *input.name == *info.name);
@@ -224,7 +364,7 @@ impl Check<'_> {
 
 fn extents(
     info: &TensorInfo,
-    batching: bool,
+    has_rows: bool,
     inputs: &[InputPlan],
     session: &Session,
 ) -> Option<Vec<Extent>> {
@@ -232,7 +372,7 @@ fn extents(
     // The engine makes strings itself.
     info.data_type.byte_size()?;
     let dims = shape.iter().enumerate().map(|(axis, &dim)| {
-        if batching && axis == 0 {
+        if has_rows && axis == 0 {
             return Some(Extent::Rows);
         }
         if dim >= 0 {

@@ -1,8 +1,9 @@
 //! One instance: gathers the requests of a batch, runs the session, and takes the outputs apart.
 //!
 //! A single request is read where it lies and its outputs are written where they stay: nothing is copied unless
-//! elements are misaligned. Requests of a batch that do not fit together (other dimensions, other optional inputs)
-//! run one after the other, so that batching never changes an answer.
+//! elements are misaligned. The inputs of several requests are copied once, to one place; their outputs are parts of one
+//! buffer that they share. Requests of a batch that do not fit together (other dimensions, other optional inputs) run one
+//! after the other, so that batching never changes an answer.
 
 use std::ffi::c_char;
 use std::ops::Range;
@@ -11,6 +12,7 @@ use std::sync::atomic::Ordering;
 
 use ort_sys::OrtValue;
 use smallvec::SmallVec;
+use trireme_backend::ragged::{self, Piece};
 use trireme_backend::{Batch, BatchRequest, ModelInstance, engine_shape, wire_shape};
 use trireme_types::{
     Code, DataType, Error, HostBuffer, InferInput, InferRequest, InferResponse, OutputTensor, Result, Shape,
@@ -18,7 +20,7 @@ use trireme_types::{
 };
 
 use crate::api::{Failure, INVALID_ARGUMENT, Outcome, RunOptions, Value, ort};
-use crate::promise::{Extent, InputPlan, OutputPlan, Plan};
+use crate::promise::{BatchInputPlan, Extent, InputPlan, OutputPlan, Plan};
 use crate::session::Session;
 use crate::value::{self, Strings};
 
@@ -55,6 +57,17 @@ struct Fetched {
     /// Full shape as the engine made it.
     shape: Shape,
     data: Fetch,
+    /// The part of each request in order, for outputs that are not cut by rows.
+    pieces: Vec<Piece>,
+}
+
+/// Which part of a run belongs to a request.
+struct Part {
+    /// The request's place among those of the run.
+    index: usize,
+    rows: Range<usize>,
+    /// Rows of the run.
+    all: usize,
 }
 
 enum Fetch {
@@ -71,7 +84,7 @@ impl Instance {
     /// Inputs of requests that fit together. `rows` counts the rows of all of them.
     fn feed(&self, requests: &[BatchRequest], rows: i64) -> Result<Feeds> {
         let mut feeds = Feeds::default();
-        for (index, plan) in self.plan.inputs.iter().enumerate() {
+        for (index, plan) in self.plan.inputs.iter().take(self.plan.from_requests).enumerate() {
             let Some(first) = requests.first().and_then(|request| request.request.input(&plan.name)) else {
                 if plan.optional {
                     continue;
@@ -81,13 +94,17 @@ impl Instance {
                     plan.name, self.plan.model
                 )));
             };
-            let mut shape = self.engine_shape(plan, first);
+            let parts = || requests.iter().filter_map(|request| request.request.input(&plan.name));
+            let mut shape = match plan.ragged {
+                true => self.flat_shape(plan, parts())?,
+                false => self.engine_shape(plan, first),
+            };
             if requests.len() > 1
+                && !plan.ragged
                 && let Some(batch) = shape.first_mut()
             {
                 *batch = rows;
             }
-            let parts = || requests.iter().filter_map(|request| request.request.input(&plan.name));
             let value = match plan.data_type {
                 DataType::Bytes => {
                     let parts = parts().map(|input| input.data.as_slice());
@@ -97,7 +114,63 @@ impl Instance {
             };
             feeds.list.push(Feed { plan: index, value, shape });
         }
+        for plan in &self.plan.batch_inputs {
+            self.feed_batch_input(plan, requests, &mut feeds)?;
+        }
         Ok(feeds)
+    }
+
+    /// A tensor that tells of the shapes in the batch, for each input that gets it.
+    fn feed_batch_input(
+        &self,
+        plan: &BatchInputPlan,
+        requests: &[BatchRequest],
+        feeds: &mut Feeds,
+    ) -> Result<()> {
+        let shapes = self.shapes_of(plan.source, requests)?;
+        let (shape, mut data) = plan.made.build(shapes.iter().map(|shape| &**shape))?;
+        let (place, len) = (data.as_mut_slice().as_mut_ptr(), data.len());
+        for target in plan.targets.clone() {
+            // SAFETY: the memory is that of `data`, which stays in place when it is moved and is kept in `feeds` with
+            // the values; it is aligned to 8 bytes. The engine only reads inputs.
+            let value =
+                unsafe { value::over(self.session.runtime, place, len, &shape, plan.made.data_type) }?;
+            feeds.list.push(Feed { plan: target, value, shape: shape.clone() });
+        }
+        feeds.memory.push((place.addr(), len));
+        feeds.copies.push(data);
+        Ok(())
+    }
+
+    /// Shapes of one input in the requests of a batch, as the engine would see each alone.
+    fn shapes_of(&self, input: usize, requests: &[BatchRequest]) -> Result<SmallVec<[Shape; 4]>> {
+        let plan = self.plan.inputs.get(input).ok_or_else(|| Error::internal("an input without a plan"))?;
+        let shapes = requests.iter().map(|request| match request.request.input(&plan.name) {
+            Some(input) => Ok(self.engine_shape(plan, input)),
+            None => Err(Error::invalid_arg(format!(
+                "input '{}' of model '{}' is missing, and batch inputs or outputs take their shape from it",
+                plan.name, self.plan.model
+            ))),
+        });
+        shapes.collect()
+    }
+
+    /// All elements of all requests in one dimension.
+    fn flat_shape<'a>(
+        &self,
+        plan: &InputPlan,
+        mut parts: impl Iterator<Item = &'a InferInput>,
+    ) -> Result<Shape> {
+        let total = parts.try_fold(0_usize, |total, input| {
+            input.shape.element_count().ok().and_then(|count| total.checked_add(count))
+        });
+        let total = total.and_then(|total| i64::try_from(total).ok()).ok_or_else(|| {
+            Error::invalid_arg(format!(
+                "the inputs '{}' of this batch of model '{}' have too many elements together",
+                plan.name, self.plan.model
+            ))
+        })?;
+        Ok(Shape::new(&[total]))
     }
 
     /// A tensor of fixed-size elements: over the request's own bytes, or over a copy of those of all requests.
@@ -231,7 +304,8 @@ impl Instance {
         let fetched = wanted.iter().zip(bound.into_iter().zip(made)).map(|(&plan, (place, value))| {
             if let Some((value, shape, buffer)) = place {
                 drop(value);
-                return Ok(Fetched { plan, shape, data: Fetch::Fixed(buffer.into()) });
+                let data = Fetch::Fixed(buffer.into());
+                return Ok(Fetched { plan, shape, data, pieces: Vec::new() });
             }
             let value =
                 value.ok_or_else(|| Failure { code: 1, message: "an output was not made".to_owned() })?;
@@ -247,13 +321,44 @@ impl Instance {
             DataType::Bytes => Fetch::Text(Strings::read(&value, &shape)?),
             _ => Fetch::Fixed(value::read(&self.session, value, &shape, data_type, ours)?),
         };
-        Ok(Fetched { plan, shape, data })
+        Ok(Fetched { plan, shape, data, pieces: Vec::new() })
+    }
+
+    /// Finds the pieces of outputs that are scattered by the shapes of an input.
+    fn scatter(&self, fetched: &mut [Fetched], requests: &[BatchRequest]) -> Result<()> {
+        for output in fetched {
+            let Some(plan) = self.plan.outputs.get(output.plan) else { continue };
+            let Some(source) = plan.scattered_by else { continue };
+            let shapes = self.shapes_of(source, requests)?;
+            let elements = output.shape.element_count().map_err(|error| {
+                Error::internal(format!(
+                    "output '{}' has the shape {}: {error}",
+                    plan.spec.name, output.shape
+                ))
+            })?;
+            let shapes = shapes.iter().map(|shape| &**shape);
+            output.pieces = ragged::scatter(&plan.spec, self.plan.batching, shapes, elements)?;
+        }
+        Ok(())
+    }
+
+    /// A piece of a scattered output, as the client sees it.
+    fn piece(&self, fetched: &Fetched, plan: &OutputPlan, index: usize) -> Result<OutputTensor> {
+        let piece = fetched.pieces.get(index).ok_or_else(|| Error::internal("a request without a piece"))?;
+        let data = match &fetched.data {
+            Fetch::Fixed(data) => {
+                let size = plan.spec.data_type.byte_size().unwrap_or(1);
+                data.slice(piece.elements.start * size..piece.elements.end * size)
+            }
+            Fetch::Text(text) => text.encode(piece.elements.clone())?,
+        };
+        let shape = wire_shape(&plan.spec, self.plan.batching, &piece.shape);
+        Ok(OutputTensor { name: plan.spec.name.clone(), data_type: plan.spec.data_type, shape, data })
     }
 
     /// The part of an output that belongs to some rows, as the client sees it.
-    fn part(&self, fetched: &Fetched, rows: Range<usize>, all: usize) -> Result<OutputTensor> {
-        let plan =
-            self.plan.outputs.get(fetched.plan).ok_or_else(|| Error::internal("an output without a plan"))?;
+    fn part(&self, fetched: &Fetched, plan: &OutputPlan, part: &Part) -> Result<OutputTensor> {
+        let (rows, all) = (part.rows.clone(), part.all);
         let promised = || {
             let dims = &plan.spec.dims;
             if self.plan.batching { Shape::with_leading(-1, dims) } else { dims.clone() }
@@ -327,7 +432,9 @@ impl Instance {
         let rows: usize = requests.iter().map(|request| request.request.batch_size).sum();
         let batch_rows =
             i64::try_from(rows).map_err(|_| Error::invalid_arg("the batch has too many rows"))?;
-        let wants = |plan: &OutputPlan| requests.iter().any(|request| request.request.wants(&plan.spec.name));
+        let wants = |plan: &OutputPlan| {
+            plan.always || requests.iter().any(|request| request.request.wants(&plan.spec.name))
+        };
         let outputs = self.plan.outputs.iter().enumerate();
         let wanted: SmallVec<[usize; 8]> =
             outputs.filter(|(_, plan)| wants(plan)).map(|(index, _)| index).collect();
@@ -335,33 +442,31 @@ impl Instance {
         if is_first {
             batch.inputs_ready();
         }
-        let fetched = match wanted.is_empty() {
+        let mut fetched = match wanted.is_empty() {
             true => SmallVec::new(),
             false => self.run(&feeds, batch_rows, &wanted).map_err(|failure| self.refused(&failure))?,
         };
         batch.outputs_start();
+        self.scatter(&mut fetched, batch.requests.get(group.clone()).unwrap_or_default())?;
         let mut next = 0;
-        for request in batch.requests.get_mut(group).unwrap_or_default() {
-            let part = next..next + request.request.batch_size;
-            next = part.end;
-            let answer = self.answer(&request.request, &fetched, part, rows);
+        for (index, request) in batch.requests.get_mut(group).unwrap_or_default().iter_mut().enumerate() {
+            let part = Part { index, rows: next..next + request.request.batch_size, all: rows };
+            next = part.rows.end;
+            let answer = self.answer(&request.request, &fetched, &part);
             request.answer(answer);
         }
         Ok(())
     }
 
-    fn answer(
-        &self,
-        request: &InferRequest,
-        fetched: &[Fetched],
-        rows: Range<usize>,
-        all: usize,
-    ) -> Result<InferResponse> {
+    fn answer(&self, request: &InferRequest, fetched: &[Fetched], part: &Part) -> Result<InferResponse> {
         let mut response = InferResponse::default();
         for output in fetched {
-            let name = self.plan.outputs.get(output.plan).map(|plan| &plan.spec.name);
-            if name.is_some_and(|name| request.wants(name)) {
-                response.outputs.push(self.part(output, rows.clone(), all)?);
+            let Some(plan) = self.plan.outputs.get(output.plan) else { continue };
+            if plan.always || request.wants(&plan.spec.name) {
+                response.outputs.push(match plan.scattered_by {
+                    Some(_) => self.piece(output, plan, part.index)?,
+                    None => self.part(output, plan, part)?,
+                });
             }
         }
         Ok(response)
@@ -376,10 +481,12 @@ impl Instance {
     /// Whether two requests may be rows of one run.
     fn fits(&self, a: &InferRequest, b: &InferRequest) -> bool {
         self.plan.batching
-            && self.plan.inputs.iter().all(|plan| match (a.input(&plan.name), b.input(&plan.name)) {
-                (Some(a), Some(b)) => a.shape.get(1..) == b.shape.get(1..),
-                (None, None) => true,
-                _ => false,
+            && self.plan.inputs.iter().take(self.plan.from_requests).all(|plan| {
+                match (a.input(&plan.name), b.input(&plan.name)) {
+                    (Some(a), Some(b)) => plan.ragged || a.shape.get(1..) == b.shape.get(1..),
+                    (None, None) => true,
+                    _ => false,
+                }
             })
     }
 

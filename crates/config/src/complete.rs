@@ -47,7 +47,10 @@ pub fn complete(
         fill_inputs(config, report, &mut notes);
     }
     if config.output.is_empty() {
-        config.output = report.outputs.iter().map(|tensor| output_of(tensor, batching)).collect();
+        let visible = report.outputs.iter().filter(|tensor| !is_state_output(config, &tensor.name));
+        config.output = visible
+            .map(|tensor| output_of(tensor, batching && !is_scattered(config, &tensor.name)))
+            .collect();
         note_tensors("output", config.output.iter().map(|io| io.name.as_str()), config, &mut notes);
     } else {
         fill_outputs(config, report, &mut notes);
@@ -179,6 +182,21 @@ pub(crate) fn is_supplied(config: &ModelConfig, name: &str) -> bool {
     by_batch || by_sequence
 }
 
+/// Whether the output is a state that the server keeps to itself.
+pub(crate) fn is_state_output(config: &ModelConfig, name: &str) -> bool {
+    match &config.scheduling_choice {
+        Some(SchedulingChoice::SequenceBatching(sequence)) => {
+            sequence.state.iter().any(|state| state.output_name == name)
+        }
+        _ => false,
+    }
+}
+
+/// Whether the output is flat in the model and goes back in pieces.
+pub(crate) fn is_scattered(config: &ModelConfig, name: &str) -> bool {
+    config.batch_output.iter().any(|batch| batch.target_name.iter().any(|target| target == name))
+}
+
 /// Dims without the batch dimension, and the reshape that makes a scalar of them. Dimensions of size 0 become open,
 /// because a configuration cannot name them.
 fn dims_of(tensor: &ReportedTensor, batching: bool) -> (Vec<i64>, Option<ModelTensorReshape>) {
@@ -214,7 +232,8 @@ fn fill_inputs(config: &mut ModelConfig, report: &ModelReport, notes: &mut Vec<N
     let batching = config.max_batch_size > 0;
     for (index, io) in config.input.iter_mut().enumerate() {
         let Some(tensor) = report.inputs.iter().find(|tensor| tensor.name == io.name) else { continue };
-        let filled = input_of(tensor, batching);
+        // A ragged input is flat in the model and has no batch dimension there.
+        let filled = input_of(tensor, batching && !io.allow_ragged_batch);
         if io.data_type == 0 {
             io.data_type = filled.data_type;
             notes.push(Note::info(
@@ -240,9 +259,10 @@ fn fill_inputs(config: &mut ModelConfig, report: &ModelReport, notes: &mut Vec<N
 /// Data type and dims of outputs that are configured without them.
 fn fill_outputs(config: &mut ModelConfig, report: &ModelReport, notes: &mut Vec<Note>) {
     let batching = config.max_batch_size > 0;
-    for (index, io) in config.output.iter_mut().enumerate() {
+    let scattered: Vec<bool> = config.output.iter().map(|io| is_scattered(config, &io.name)).collect();
+    for (index, (io, scattered)) in config.output.iter_mut().zip(scattered).enumerate() {
         let Some(tensor) = report.outputs.iter().find(|tensor| tensor.name == io.name) else { continue };
-        let filled = output_of(tensor, batching);
+        let filled = output_of(tensor, batching && !scattered);
         if io.data_type == 0 {
             io.data_type = filled.data_type;
             notes.push(Note::info(

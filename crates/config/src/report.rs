@@ -7,7 +7,7 @@ use trireme_proto::inference::model_config::SchedulingChoice;
 use trireme_proto::inference::{ModelConfig, ModelTensorReshape};
 use trireme_types::{DataType, ModelReport, ReportedTensor, Shape};
 
-use crate::complete::is_supplied;
+use crate::complete::{is_scattered, is_supplied};
 use crate::error::{ConfigError, ConfigErrors};
 use crate::nearest::nearest;
 
@@ -58,8 +58,7 @@ pub fn check_report(config: &ModelConfig, report: &ModelReport) -> Result<(), Co
             ragged: false,
         };
         // A batch output is scattered over the requests and need not have the model's shape.
-        let is_scattered = config.batch_output.iter().any(|batch| batch.target_name.contains(&io.name));
-        check_tensor(config, &configured, &report.outputs, !is_scattered, &mut errors);
+        check_tensor(config, &configured, &report.outputs, !is_scattered(config, &io.name), &mut errors);
     }
     errors.truncate(MAX_ERRORS);
     ConfigErrors::check(errors, ())

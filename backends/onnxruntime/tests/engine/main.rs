@@ -7,6 +7,8 @@ mod harness;
 #[cfg(test)]
 mod onnx_models;
 #[cfg(test)]
+mod ragged;
+#[cfg(test)]
 mod runs;
 #[cfg(test)]
 mod shapes;

@@ -276,3 +276,42 @@ proptest! {
         prop_assert!(check_report(&again.config, &model).is_ok());
     }
 }
+
+#[test]
+fn what_is_flat_in_the_model_keeps_its_open_dimension() {
+    let model = report(
+        vec![tensor("X", DataType::Fp32, &[-1]), tensor("ENDS", DataType::Fp32, &[-1])],
+        vec![tensor("Y", DataType::Fp32, &[-1]), tensor("END", DataType::Fp32, &[-1])],
+    );
+    let text = "max_batch_size: 4 input { name: 'X' allow_ragged_batch: true }
+        batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: 'ENDS' data_type: TYPE_FP32 source_input: 'X' }
+        batch_output { target_name: 'Y' source_input: 'X' }";
+    let (config, _) = load(text, &model, 4).unwrap();
+    assert_eq!((config.input.len(), config.input[0].dims.as_slice()), (1, &[-1][..]));
+    assert_eq!(config.input[0].reshape, None);
+    assert_eq!((config.output[0].dims.as_slice(), config.output[0].reshape.clone()), (&[-1][..], None));
+    assert_eq!(
+        (config.output[1].dims.as_slice(), config.output[1].reshape.clone()),
+        (&[1][..], Some(ModelTensorReshape::default()))
+    );
+    let (config, _) =
+        load(&format!("{text} output [ {{ name: 'Y' }}, {{ name: 'END' }} ]"), &model, 4).unwrap();
+    assert_eq!((config.output[0].dims.as_slice(), config.output[1].dims.as_slice()), (&[-1][..], &[1][..]));
+}
+
+#[test]
+fn states_are_no_outputs_of_their_own() {
+    let model = report(
+        vec![tensor("X", DataType::Fp32, &[-1, 1]), tensor("S", DataType::Fp32, &[-1, 1])],
+        vec![tensor("Y", DataType::Fp32, &[-1, 1]), tensor("NEXT", DataType::Fp32, &[-1, 1])],
+    );
+    let text = "max_batch_size: 4 sequence_batching { control_input { name: 'S' control { kind: CONTROL_SEQUENCE_START
+        fp32_false_true: [ 0, 1 ] } } }";
+    let (config, _) = load(text, &model, 4).unwrap();
+    assert_eq!(config.output.len(), 2);
+    let text = "max_batch_size: 4 sequence_batching { state { input_name: 'S' output_name: 'NEXT' data_type: TYPE_FP32
+        dims: [ 1 ] } }";
+    let (config, _) = load(text, &model, 4).unwrap();
+    assert_eq!(config.output.iter().map(|io| io.name.as_str()).collect::<Vec<_>>(), ["Y"]);
+    assert_eq!(config.input.iter().map(|io| io.name.as_str()).collect::<Vec<_>>(), ["X"]);
+}
