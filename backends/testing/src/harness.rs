@@ -1,8 +1,10 @@
 //! Runs a backend in a test: opens, loads, executes one request and collects what was answered.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
+use std::task::Waker;
 use std::time::Instant;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use trireme_backend::{
     Backend, Batch, BatchRequest, InstanceContext, ModelContext, ModelInstance, ModelTensors,
 };
@@ -13,15 +15,58 @@ use trireme_types::{
 
 pub(crate) type Reply = (Option<Result<InferResponse>>, bool);
 
-struct Channel(mpsc::Sender<Reply>);
+/// The client's side of a request, who may leave.
+#[derive(Clone, Default)]
+pub(crate) struct Client(Arc<(Mutex<State>, Condvar)>);
+
+#[derive(Default)]
+struct State {
+    has_left: bool,
+    replies: usize,
+    watcher: Option<Waker>,
+}
+
+impl Client {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.0.lock()
+    }
+
+    /// Goes away.
+    pub(crate) fn leave(&self) {
+        let watcher = {
+            let mut state = self.state();
+            state.has_left = true;
+            state.watcher.take()
+        };
+        if let Some(watcher) = watcher {
+            watcher.wake();
+        }
+    }
+
+    /// Waits for the first reply.
+    pub(crate) fn wait_for_reply(&self) {
+        self.0.1.wait_while(&mut self.state(), |state| state.replies == 0);
+    }
+}
+
+struct Channel {
+    sender: mpsc::Sender<Reply>,
+    client: Client,
+}
 
 impl ResponseSink for Channel {
     fn send(&mut self, reply: Option<Result<InferResponse>>, last: bool) {
-        self.0.send((reply, last)).expect("the test holds the receiver");
+        self.sender.send((reply, last)).expect("the test holds the receiver");
+        self.client.state().replies += 1;
+        self.client.0.1.notify_all();
     }
 
     fn is_closed(&self) -> bool {
-        false
+        self.client.state().has_left
+    }
+
+    fn watch_closed(&mut self, waker: &Waker) {
+        self.client.state().watcher = Some(waker.clone());
     }
 }
 
@@ -81,11 +126,22 @@ pub(crate) fn run_stream(
     inputs: Vec<InferInput>,
     outputs: &[&str],
 ) -> Vec<Reply> {
+    run_for(&Client::default(), instance, inputs, outputs)
+}
+
+/// As [`run_stream`], for a client that may leave.
+pub(crate) fn run_for(
+    client: &Client,
+    instance: &mut dyn ModelInstance,
+    inputs: Vec<InferInput>,
+    outputs: &[&str],
+) -> Vec<Reply> {
     let (sender, receiver) = mpsc::channel();
     let mut request = InferRequest::new();
     request.inputs = inputs.into();
     request.outputs = outputs.iter().map(|name| RequestedOutput { name: (*name).into() }).collect();
-    let request = BatchRequest::new(request, Responder::new(Box::new(Channel(sender))));
+    let request =
+        BatchRequest::new(request, Responder::new(Box::new(Channel { sender, client: client.clone() })));
     let mut batch = Batch::new(vec![request], Instant::now());
     instance.execute(&mut batch).expect("the execution");
     for request in batch.requests {

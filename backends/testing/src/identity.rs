@@ -13,6 +13,7 @@ use trireme_backend::{
 use trireme_types::{Error, InferRequest, InferResponse, ModelReport, OutputTensor, Result, TensorSpec};
 
 use crate::parameter::number;
+use crate::pause::{cancelled, wait_for_batch};
 
 /// Longest delay that a configuration may ask for: one day.
 const MAX_DELAY_SEC: u64 = 24 * 60 * 60;
@@ -173,13 +174,11 @@ impl Instance {
 impl ModelInstance for Instance {
     fn execute(&mut self, batch: &mut Batch) -> Result<()> {
         batch.inputs_ready();
-        if !self.delay.is_zero() {
-            std::thread::sleep(self.delay);
-        }
+        let done = self.delay.is_zero() || wait_for_batch(&mut batch.requests, self.delay);
         batch.outputs_start();
         for request in &mut batch.requests {
-            let response = self.answer(&request.request);
-            request.answer(Ok(response));
+            let response = if done { Ok(self.answer(&request.request)) } else { Err(cancelled()) };
+            request.answer(response);
         }
         Ok(())
     }
@@ -190,7 +189,7 @@ mod tests {
     use trireme_types::{DataType, Shape};
 
     use super::*;
-    use crate::harness::{input, load, run, spec};
+    use crate::harness::{Client, input, load, run, run_for, spec};
 
     fn tensors(inputs: Vec<TensorSpec>, outputs: Vec<TensorSpec>) -> ModelTensors {
         ModelTensors { max_batch_size: 8, inputs, outputs, ..ModelTensors::default() }
@@ -279,5 +278,26 @@ mod tests {
         assert!(start.elapsed() >= Duration::from_millis(30));
         let bad = load(&IdentityBackend, &[("execute_delay_ms", "soon")], tensors).err().expect("an error");
         assert!(bad.message().contains("'soon'"), "{bad}");
+    }
+
+    #[test]
+    fn a_delay_ends_when_no_client_is_left() {
+        let tensors =
+            tensors(vec![spec("INPUT0", DataType::Fp32, &[1])], vec![spec("OUTPUT0", DataType::Fp32, &[1])]);
+        let mut instance =
+            load(&IdentityBackend, &[("execute_delay_ms", "60000")], tensors).expect("a valid model");
+        let client = Client::default();
+        let leaving = client.clone();
+        let leaver = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            leaving.leave();
+        });
+        let start = std::time::Instant::now();
+        let inputs = vec![input("INPUT0", DataType::Fp32, &[1, 1], vec![0; 4])];
+        let replies = run_for(&client, instance.as_mut(), inputs, &[]);
+        leaver.join().expect("no panic");
+        assert!(start.elapsed() < Duration::from_secs(30));
+        let [(Some(Err(error)), true)] = &replies[..] else { panic!("expected one error, got {replies:?}") };
+        assert_eq!(error.code(), trireme_types::Code::Cancelled);
     }
 }

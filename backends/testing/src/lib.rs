@@ -1,12 +1,14 @@
 //! Backends without a model file: what Triton ships as its `identity`, `repeat` and `square` samples.
 //!
 //! They let protocol, batching and streaming behaviour be seen without an engine. Nothing here reads a file, and
-//! tensors are passed on, never copied.
+//! tensors are passed on, never copied. A delay that a configuration or a request asks for ends early when nobody
+//! waits for the answer any more.
 
 #![forbid(unsafe_code)]
 
 mod identity;
 mod parameter;
+mod pause;
 mod repeat;
 mod square;
 mod stream;

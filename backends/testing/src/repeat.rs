@@ -1,14 +1,15 @@
 //! `repeat`: a decoupled model that sends the elements of its input back one by one.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 use trireme_backend::{
     Backend, Batch, InstanceContext, Model, ModelContext, ModelInstance, ModelTensors, OpenModel,
 };
 use trireme_types::{DataType, Error, InferRequest, ModelReport, Responder, Result};
 
-use crate::stream::{MAX_RESPONSES, Streams, required, response, wait, words};
+use crate::pause::{cancelled, wait};
+use crate::stream::{MAX_RESPONSES, Streams, required, response, words};
 
 /// Triton's sample backend `repeat`.
 ///
@@ -129,17 +130,20 @@ impl Instance {
 }
 
 impl Plan {
-    fn send(self, mut responder: Responder) {
+    /// Sends the responses. Whether the client stayed to the end.
+    fn send(self, mut responder: Responder) -> bool {
         let [out, idx] = &self.names;
         for (index, (value, delay)) in (0_u32..).zip(self.values.iter().zip(&self.delays)) {
-            if !wait(&responder, Duration::from_millis((*delay).into())) {
-                return responder.close();
+            if !wait(&mut responder, Duration::from_millis((*delay).into())) {
+                responder.finish(Err(cancelled()));
+                return false;
             }
             let outputs =
                 [(out, DataType::Int32, value.to_le_bytes()), (idx, DataType::Uint32, index.to_le_bytes())];
             responder.send(Ok(response(&self.wanted, &outputs)));
         }
         responder.close();
+        true
     }
 }
 
@@ -158,11 +162,22 @@ impl ModelInstance for Instance {
             let hold = plan.wait;
             let Some(responder) = request.take_responder() else { continue };
             if plan.delays.iter().all(|delay| *delay == 0) {
-                plan.send(responder);
-            } else {
-                self.streams.spawn(responder, move |responder| plan.send(responder));
+                if plan.send(responder) {
+                    std::thread::sleep(hold);
+                }
+                continue;
             }
-            std::thread::sleep(hold);
+            let (left, client_left) = mpsc::channel();
+            self.streams.spawn(responder, move |responder| {
+                if !plan.send(responder) {
+                    // Nobody listens when the execution does not hold on.
+                    let _ = left.send(());
+                }
+            });
+            let begin = Instant::now();
+            if let Err(mpsc::RecvTimeoutError::Disconnected) = client_left.recv_timeout(hold) {
+                std::thread::sleep(hold.saturating_sub(begin.elapsed()));
+            }
         }
         Ok(())
     }
@@ -171,7 +186,7 @@ impl ModelInstance for Instance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::{input, load_decoupled, run_stream, spec};
+    use crate::harness::{Client, input, load_decoupled, run_for, run_stream, spec};
 
     fn tensors() -> ModelTensors {
         ModelTensors {
@@ -217,6 +232,30 @@ mod tests {
         }
         let none = vec![input("IN", DataType::Int32, &[0], Vec::new())];
         assert_eq!(run_stream(instance.as_mut(), none, &[]).len(), 1);
+    }
+
+    #[test]
+    fn stops_when_the_client_leaves() {
+        let mut instance = load_decoupled(&RepeatBackend, &[], tensors()).expect("a valid model");
+        let client = Client::default();
+        let leaving = client.clone();
+        let leaver = std::thread::spawn(move || {
+            leaving.wait_for_reply();
+            leaving.leave();
+        });
+        let start = Instant::now();
+        let inputs = vec![
+            input("IN", DataType::Int32, &[3], uint(&[7, 8, 9])),
+            input("DELAY", DataType::Uint32, &[3], uint(&[1, 60_000, 60_000])),
+            input("WAIT", DataType::Uint32, &[1], uint(&[60_000])),
+        ];
+        let replies = run_for(&client, instance.as_mut(), inputs, &[]);
+        leaver.join().expect("no panic");
+        assert!(start.elapsed() < Duration::from_secs(30), "neither the delay nor the wait is held on to");
+        let [(Some(Ok(_)), false), (Some(Err(error)), true)] = &replies[..] else {
+            panic!("expected one response and an error, got {replies:?}")
+        };
+        assert_eq!(error.code(), trireme_types::Code::Cancelled);
     }
 
     #[test]

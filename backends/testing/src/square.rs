@@ -6,10 +6,11 @@ use std::time::Duration;
 use trireme_backend::{
     Backend, Batch, InstanceContext, Model, ModelContext, ModelInstance, ModelTensors, OpenModel,
 };
-use trireme_types::{Code, DataType, Error, InferResponse, ModelReport, Responder, Result};
+use trireme_types::{DataType, Error, InferResponse, ModelReport, Responder, Result};
 
 use crate::parameter::number;
-use crate::stream::{MAX_RESPONSES, Streams, required, response, wait, words};
+use crate::pause::{cancelled, wait};
+use crate::stream::{MAX_RESPONSES, Streams, required, response, words};
 
 /// Longest delay that a configuration may ask for: one hour in nanoseconds.
 const MAX_DELAY_NS: u64 = 60 * 60 * 1_000_000_000;
@@ -121,9 +122,9 @@ fn count(values: &[u32]) -> Result<u32> {
 impl Settings {
     fn send(self, mut responder: Responder, out: &Arc<str>, wanted: bool, count: u32) {
         for index in 0..u64::from(count) {
-            if !wait(&responder, self.delay) {
+            if !wait(&mut responder, self.delay) {
                 std::thread::sleep(self.cancel_delay);
-                return responder.finish(Err(Error::new(Code::Cancelled, "the request was cancelled")));
+                return responder.finish(Err(cancelled()));
             }
             responder.send(if index < self.fail_count {
                 Err(Error::internal("a failure asked for with CUSTOM_FAIL_COUNT"))

@@ -1,10 +1,9 @@
 //! Sending many answers to one request: at once where nothing waits, otherwise on a thread of its own.
 //!
-//! The number of threads is bounded, and each looks for a closed client while it waits.
+//! The number of threads is bounded, and each ends when its client goes away while it waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 use trireme_types::{
     DataType, Error, InferInput, InferRequest, InferResponse, OutputTensor, Responder, Result, Shape,
@@ -14,8 +13,6 @@ use trireme_types::{
 pub(crate) const MAX_RESPONSES: usize = 1_000_000;
 /// Most requests of one model that may be waiting between answers.
 const MAX_THREADS: usize = 256;
-/// How often a waiting thread looks whether its client is still there.
-const POLL: Duration = Duration::from_millis(50);
 
 /// Counts the threads of one model.
 #[derive(Clone, Debug, Default)]
@@ -46,21 +43,6 @@ impl Streams {
             let _place = place;
             work(responder);
         });
-    }
-}
-
-/// Waits; ends early with `false` when the client has gone away.
-pub(crate) fn wait(responder: &Responder, delay: Duration) -> bool {
-    let end = Instant::now() + delay;
-    loop {
-        if responder.is_closed() {
-            return false;
-        }
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return true;
-        }
-        std::thread::sleep(left.min(POLL));
     }
 }
 

@@ -1,5 +1,6 @@
 //! A batch on its way through an instance: requests, their answers, and the moments that statistics need.
 
+use std::task::Waker;
 use std::time::Instant;
 
 use trireme_types::{Error, InferRequest, InferResponse, Responder, Result};
@@ -77,6 +78,13 @@ impl BatchRequest {
     /// Whether the client has gone away.
     pub fn is_cancelled(&self) -> bool {
         self.responder.as_ref().is_some_and(Responder::is_closed)
+    }
+
+    /// Has `waker` woken when the client goes away, at once if it has; see [`trireme_types::ResponseSink::watch_closed`].
+    pub fn watch_closed(&mut self, waker: &Waker) {
+        if let Some(responder) = &mut self.responder {
+            responder.watch_closed(waker);
+        }
     }
 
     /// Splits the request for the server after an execution: what was answered, and the responder to send it by.

@@ -13,4 +13,5 @@ mod json;
 pub mod listen;
 pub mod metrics;
 pub mod shutdown;
+mod single;
 pub mod status;

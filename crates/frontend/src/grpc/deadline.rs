@@ -6,10 +6,22 @@ use http::HeaderMap;
 use tokio::time::Instant;
 use tonic::Status;
 
-/// When the client stops waiting; `None` without the header and when it cannot be read.
-pub(super) fn deadline(headers: &HeaderMap) -> Option<Instant> {
+/// When the client of a call that was received then stops waiting; `None` without the header and when it cannot be
+/// read.
+pub(super) fn deadline(headers: &HeaderMap, received: std::time::Instant) -> Option<Instant> {
     let timeout = parse(headers.get("grpc-timeout")?.to_str().ok()?)?;
-    Instant::now().checked_add(timeout)
+    Instant::from_std(received).checked_add(timeout)
+}
+
+/// Refuses work for a client that has stopped waiting.
+///
+/// # Errors
+/// `DEADLINE_EXCEEDED` once the deadline has passed.
+pub(super) fn check(deadline: Option<Instant>) -> Result<(), Status> {
+    match deadline {
+        Some(at) if at <= Instant::now() => Err(exceeded()),
+        _ => Ok(()),
+    }
 }
 
 /// Up to 8 digits and a unit.

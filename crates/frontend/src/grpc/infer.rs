@@ -5,10 +5,9 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::{HeaderMap, Response};
-use tokio::sync::oneshot;
 use tonic::Status;
 use trireme_core::{ModelVersion, Server, parse_version};
-use trireme_types::{Error, InferResponse, Responder, ResponseSink, Result};
+use trireme_types::{Error, InferResponse, Responder, Result};
 
 use super::body::{self, ResponseBody};
 use super::compression::{self, LARGE_MESSAGE_LEN, Level};
@@ -16,6 +15,7 @@ use super::convert::{self, Classification, InferCall, Tags, Target, WireRequest}
 use super::message::Framed;
 use super::{Frontend, forward, status};
 use crate::classification::classify;
+use crate::single::single;
 
 const DECOUPLED: &str =
     "ModelInfer RPC doesn't support models with decoupled transaction policy; use ModelStreamInfer";
@@ -35,13 +35,9 @@ pub(super) async fn model_infer(
         .map_err(status)?;
     drop(message);
 
-    let (sender, receiver) = oneshot::channel();
-    let sink = UnarySink { reply: None, sender: Some(sender) };
+    let (sink, response) = single();
     server.infer(&model, call.request, Responder::new(Box::new(sink)));
-    let reply = receiver
-        .await
-        .unwrap_or_else(|_| Err(Error::internal("the request was dropped before it was answered")))
-        .map_err(status)?;
+    let reply = response.received().await.map_err(status)?;
 
     let message = answer(&model, &call.classifications, reply).map_err(status)?;
     let level = frontend.options.compression_level;
@@ -103,75 +99,4 @@ pub(super) fn classified(
         }
     }
     Ok(reply)
-}
-
-/// Error for a model that answers a request more than once without being decoupled.
-pub(super) fn more_than_one_response() -> Error {
-    Error::internal("expected a single response, got more than one")
-}
-
-/// Error for a model that ends a request without an answer.
-pub(super) fn no_response() -> Error {
-    Error::internal("expected a single response, got 0")
-}
-
-/// Waits for the one response of a model that is not decoupled.
-struct UnarySink {
-    reply: Option<Result<InferResponse>>,
-    sender: Option<oneshot::Sender<Result<InferResponse>>>,
-}
-
-impl ResponseSink for UnarySink {
-    fn send(&mut self, reply: Option<Result<InferResponse>>, last: bool) {
-        if let Some(reply) = reply {
-            let earlier = self.reply.replace(reply);
-            if earlier.is_some() {
-                self.reply = Some(Err(more_than_one_response()));
-            }
-        }
-        if last && let Some(sender) = self.sender.take() {
-            // Nobody waits if the call was cancelled.
-            let _ = sender.send(self.reply.take().unwrap_or_else(|| Err(no_response())));
-        }
-    }
-
-    fn is_closed(&self) -> bool {
-        self.sender.as_ref().is_none_or(oneshot::Sender::is_closed)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn answered(replies: Vec<Option<Result<InferResponse>>>) -> Result<InferResponse> {
-        let (sender, mut receiver) = oneshot::channel();
-        let mut sink = UnarySink { reply: None, sender: Some(sender) };
-        let last = replies.len() - 1;
-        for (i, reply) in replies.into_iter().enumerate() {
-            assert!(!sink.is_closed());
-            sink.send(reply, i == last);
-        }
-        receiver.try_recv().expect("an answer")
-    }
-
-    #[test]
-    fn one_request_has_one_response() {
-        let reply = |id: &str| Some(Ok(InferResponse { id: id.into(), ..Default::default() }));
-        assert_eq!(answered(vec![reply("a")]).expect("a response").id, "a");
-        assert_eq!(answered(vec![reply("a"), None]).expect("a response").id, "a");
-        assert_eq!(answered(vec![None]).expect_err("none"), no_response());
-        assert_eq!(answered(vec![reply("a"), reply("b")]).expect_err("two"), more_than_one_response());
-        let failed = Error::invalid_arg("x");
-        assert_eq!(answered(vec![Some(Err(failed.clone()))]).expect_err("failed"), failed);
-    }
-
-    #[test]
-    fn a_cancelled_call_closes_its_sink() {
-        let (sender, receiver) = oneshot::channel();
-        let mut sink = UnarySink { reply: None, sender: Some(sender) };
-        drop(receiver);
-        assert!(sink.is_closed());
-        sink.send(None, true);
-    }
 }

@@ -55,6 +55,9 @@ struct State<T> {
     /// How the stream ends once nothing is outstanding.
     end: Option<Status>,
     waker: Option<Waker>,
+    /// Woken when the stream is closed, each with the number of requests that want it: the requests that wait for
+    /// one model share its waker.
+    watchers: Vec<(Waker, usize)>,
 }
 
 #[derive(Debug)]
@@ -76,6 +79,7 @@ impl<T> Outbox<T> {
                 reader_waits: false,
                 end: None,
                 waker: None,
+                watchers: Vec::new(),
             }),
             max_ready: max_ready.max(1),
             closed: AtomicBool::new(false),
@@ -191,14 +195,45 @@ impl<T> Outbox<T> {
         self.closed.load(Ordering::Acquire)
     }
 
+    /// Has `waker` woken when the stream is closed, at once if it is.
+    pub(super) fn watch(&self, waker: &Waker) {
+        let mut state = self.state.lock();
+        if self.is_closed() {
+            drop(state);
+            return waker.wake_by_ref();
+        }
+        match state.watchers.iter_mut().find(|(watcher, _)| watcher.will_wake(waker)) {
+            Some((_, count)) => *count += 1,
+            None => state.watchers.push((waker.clone(), 1)),
+        }
+    }
+
+    /// One request that had `waker` watch needs it no more.
+    pub(super) fn unwatch(&self, waker: &Waker) {
+        let mut state = self.state.lock();
+        let found = state.watchers.iter().position(|(watcher, _)| watcher.will_wake(waker));
+        let Some(place) = found else { return };
+        if let Some((_, count)) = state.watchers.get_mut(place) {
+            *count -= 1;
+            if *count == 0 {
+                state.watchers.swap_remove(place);
+            }
+        }
+    }
+
     /// Nobody takes responses any more.
     pub(super) fn close(&self) {
-        let (ready, turns) = {
+        let (ready, turns, watchers) = {
             let mut state = self.state.lock();
+            let state = &mut *state;
             self.closed.store(true, Ordering::Release);
-            (std::mem::take(&mut state.ready), std::mem::take(&mut state.turns))
+            let watchers = std::mem::take(&mut state.watchers);
+            (std::mem::take(&mut state.ready), std::mem::take(&mut state.turns), watchers)
         };
         drop((ready, turns));
+        for (watcher, _) in watchers {
+            watcher.wake();
+        }
         self.drained.notify_all();
         self.room.notify_one();
         self.on_close.notify_one();
@@ -329,6 +364,33 @@ mod tests {
         outbox.close();
         producer.join().expect("the producer ends when the stream is closed");
         assert_eq!(got, [0, 1, 2]);
+    }
+
+    struct Counter(std::sync::atomic::AtomicUsize);
+
+    impl std::task::Wake for Counter {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn those_who_watch_are_woken_once_when_the_stream_is_closed() {
+        let outbox: Outbox<()> = Outbox::new(1);
+        let counters = [0; 3].map(|_| Arc::new(Counter(0.into())));
+        let wakers = counters.each_ref().map(|counter| Waker::from(Arc::clone(counter)));
+        let counts = || counters.each_ref().map(|counter| counter.0.load(Ordering::SeqCst));
+        for waker in [&wakers[0], &wakers[0], &wakers[1], &wakers[2], &wakers[2]] {
+            outbox.watch(waker);
+        }
+        assert_eq!(outbox.state.lock().watchers.len(), 3);
+        outbox.unwatch(&wakers[1]);
+        outbox.unwatch(&wakers[2]);
+        outbox.close();
+        assert_eq!(counts(), [1, 0, 1]);
+        outbox.watch(&wakers[1]);
+        assert_eq!(counts(), [1, 1, 1], "woken at once");
+        outbox.unwatch(&wakers[1]);
     }
 
     #[tokio::test]

@@ -50,11 +50,12 @@ async fn answer(
         return answer.await;
     }
     let (parts, body) = request.into_parts();
-    let call = Call { frontend, headers: parts.headers, body, received };
-    let limit = deadline::deadline(&call.headers);
-    let reply = match limit {
-        None => dispatch(parts.uri.path(), call).await,
-        Some(at) => tokio::time::timeout_at(at, dispatch(parts.uri.path(), call))
+    let deadline = deadline::deadline(&parts.headers, received);
+    let call = Call { frontend, headers: parts.headers, body, received, deadline };
+    let reply = match (deadline::check(deadline), deadline) {
+        (Err(exceeded), _) => Err(exceeded),
+        (Ok(()), None) => dispatch(parts.uri.path(), call).await,
+        (Ok(()), Some(at)) => tokio::time::timeout_at(at, dispatch(parts.uri.path(), call))
             .await
             .unwrap_or_else(|_| Err(deadline::exceeded())),
     };
@@ -86,6 +87,7 @@ struct Call {
     headers: HeaderMap,
     body: Incoming,
     received: Instant,
+    deadline: Option<tokio::time::Instant>,
 }
 
 async fn dispatch(path: &str, call: Call) -> Reply {
@@ -232,6 +234,8 @@ impl Call {
         }
         let encoding = compression::request_encoding(&self.headers)?;
         let message = Messages::new(self.body, encoding).only().await?;
+        // A runtime at its limit may look at the message before it looks at the clock.
+        deadline::check(self.deadline)?;
         infer::model_infer(&self.frontend, &self.headers, message, self.received).await
     }
 
@@ -240,6 +244,6 @@ impl Call {
         if self.frontend.is_stopping() {
             return Err(shutting_down());
         }
-        stream::model_stream_infer(self.frontend, &self.headers, self.body)
+        stream::model_stream_infer(self.frontend, &self.headers, self.body, self.deadline)
     }
 }

@@ -5,7 +5,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -22,6 +22,7 @@ use super::convert::{self, Classification, Tags};
 use super::message::{Framed, Messages};
 use super::outbox::{Outbox, Place};
 use super::{Frontend, deadline, forward, infer, shutting_down, status};
+use crate::single::wrong_count;
 
 /// Request metadata that asks for gRPC statuses in place of error messages.
 const GRPC_ERROR: &str = "triton_grpc_error";
@@ -63,6 +64,7 @@ pub(super) fn model_stream_infer(
     frontend: Arc<Frontend>,
     headers: &HeaderMap,
     body: Incoming,
+    deadline: Option<tokio::time::Instant>,
 ) -> Result<Response<ResponseBody>, Status> {
     let forwarded =
         forward::forwarded(frontend.options.header_forward_pattern.as_ref(), headers).map_err(status)?;
@@ -74,7 +76,7 @@ pub(super) fn model_stream_infer(
         outbox: Arc::clone(&outbox),
         grpc_errors: headers.get(GRPC_ERROR).is_some_and(|value| value == "true"),
         compression: encoding.map(|encoding| (encoding, level)),
-        deadline: deadline::deadline(headers).map(|at| Box::pin(tokio::time::sleep_until(at))),
+        deadline: deadline.map(|at| Box::pin(tokio::time::sleep_until(at))),
     };
     let shutdown = frontend.shutdown.clone();
     shutdown.spawn(read_requests(frontend, messages, forwarded, outbox));
@@ -136,7 +138,7 @@ fn start(
                 input_bytes: call.request.input_bytes(),
             });
             let place = outbox.begin(!model.is_decoupled(), request.input_bytes);
-            let sink = StreamSink { outbox: Arc::clone(outbox), request, place };
+            let sink = StreamSink { outbox: Arc::clone(outbox), request, place, watcher: None };
             server.infer(&model, call.request, Responder::new(Box::new(sink)));
         }
         Err(error) => {
@@ -161,6 +163,8 @@ struct StreamSink {
     outbox: Arc<Outbox<Outgoing>>,
     request: Arc<Request>,
     place: Place,
+    /// Woken when the stream is closed.
+    watcher: Option<Waker>,
 }
 
 impl StreamSink {
@@ -170,7 +174,7 @@ impl StreamSink {
         let last = if unmarked { None } else { Some(last) };
         let outgoing = Outgoing { request: Arc::clone(&self.request), reply, last };
         self.outbox.put(self.place, outgoing, |_, second| Outgoing {
-            reply: Reply::Error(infer::more_than_one_response()),
+            reply: Reply::Error(wrong_count("more than one")),
             last: None,
             ..second
         });
@@ -189,7 +193,7 @@ impl StreamSink {
         if let Some((model, version)) = self.request.empty_final_response.clone() {
             self.put(Reply::EmptyFinal { model, version }, true);
         } else if let Place::InOrder(_) = self.place {
-            self.put(Reply::Error(infer::no_response()), true);
+            self.put(Reply::Error(wrong_count(0)), true);
         }
     }
 }
@@ -204,11 +208,24 @@ impl ResponseSink for StreamSink {
         }
         if last {
             self.outbox.finish(self.place, self.request.input_bytes);
+            if let Some(watcher) = self.watcher.take() {
+                self.outbox.unwatch(&watcher);
+            }
         }
     }
 
     fn is_closed(&self) -> bool {
         self.outbox.is_closed()
+    }
+
+    fn watch_closed(&mut self, waker: &Waker) {
+        if self.watcher.as_ref().is_some_and(|earlier| earlier.will_wake(waker)) && !self.is_closed() {
+            return;
+        }
+        self.outbox.watch(waker);
+        if let Some(earlier) = self.watcher.replace(waker.clone()) {
+            self.outbox.unwatch(&earlier);
+        }
     }
 }
 

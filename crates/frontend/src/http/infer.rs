@@ -18,11 +18,9 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Response};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
-use tokio::sync::oneshot;
 use trireme_core::{ModelVersion, parse_version};
 use trireme_types::{
-    Error, InferInput, InferRequest, InferResponse, RequestedOutput, Responder, ResponseSink, Result,
-    TensorBuffer,
+    Error, InferInput, InferRequest, InferResponse, RequestedOutput, Responder, Result, TensorBuffer,
 };
 
 pub use self::binary::{BinaryTail, parse_header_length};
@@ -34,6 +32,7 @@ use super::body::{self, BodyLimit};
 use super::compression::{self, BLOCKING_BYTES, Encoding};
 use super::reply::{Pieces, Refusal, Reply};
 use crate::classification::classify;
+use crate::single::single;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
@@ -55,10 +54,9 @@ pub(super) async fn infer(
         }
     })?;
 
-    let (sink, answer) = AnswerSink::new();
+    let (sink, response) = single();
     frontend.server.infer(&model, request, Responder::new(Box::new(sink)));
-    let response =
-        answer.await.unwrap_or_else(|_| Err(Error::internal("the request was dropped unanswered")))?;
+    let response = response.received().await?;
 
     let encoded = if plan.json_bytes(&response) > BLOCKING_BYTES {
         frontend.heavy(move || plan.encode(&model, response)).await??
@@ -267,87 +265,4 @@ async fn reply(frontend: &Frontend, encoded: EncodedResponse, encoding: Encoding
         headers.insert(CONTENT_ENCODING, encoding.header_value());
     }
     Ok(reply)
-}
-
-/// Waits for the one response of a request. The receiving side is dropped with the connection.
-struct AnswerSink {
-    sender: Option<oneshot::Sender<Result<InferResponse>>>,
-    held: Option<Result<InferResponse>>,
-    count: usize,
-}
-
-impl AnswerSink {
-    fn new() -> (Self, oneshot::Receiver<Result<InferResponse>>) {
-        let (sender, receiver) = oneshot::channel();
-        (Self { sender: Some(sender), held: None, count: 0 }, receiver)
-    }
-}
-
-impl ResponseSink for AnswerSink {
-    fn send(&mut self, reply: Option<Result<InferResponse>>, last: bool) {
-        if let Some(reply) = reply {
-            self.count += 1;
-            if !matches!(self.held, Some(Err(_))) {
-                self.held = Some(reply);
-            }
-        }
-        if last {
-            let answer = match (self.count, self.held.take()) {
-                (1, Some(answer)) | (_, Some(answer @ Err(_))) => answer,
-                (count, _) => Err(Error::internal(format!("expected a single response, got {count}"))),
-            };
-            if let Some(sender) = self.sender.take() {
-                // Nobody waits any more if the client has gone.
-                let _ = sender.send(answer);
-            }
-        }
-    }
-
-    fn is_closed(&self) -> bool {
-        self.sender.as_ref().is_none_or(oneshot::Sender::is_closed)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn answer(sends: impl FnOnce(Responder)) -> Result<InferResponse> {
-        let (sink, mut receiver) = AnswerSink::new();
-        sends(Responder::new(Box::new(sink)));
-        receiver.try_recv().expect("an answer")
-    }
-
-    #[test]
-    fn a_request_has_exactly_one_response() {
-        assert!(answer(|responder| responder.finish(Ok(InferResponse::default()))).is_ok());
-        assert!(
-            answer(|mut responder| {
-                responder.send(Ok(InferResponse::default()));
-                responder.close();
-            })
-            .is_ok()
-        );
-        let none = answer(Responder::close).expect_err("no response");
-        assert_eq!(none.message(), "expected a single response, got 0");
-        let two = answer(|mut responder| {
-            responder.send(Ok(InferResponse::default()));
-            responder.finish(Ok(InferResponse::default()));
-        });
-        assert_eq!(two.expect_err("two responses").message(), "expected a single response, got 2");
-        let failed = answer(|mut responder| {
-            responder.send(Err(Error::internal("first")));
-            responder.finish(Ok(InferResponse::default()));
-        });
-        assert_eq!(failed.expect_err("an error").message(), "first");
-    }
-
-    #[test]
-    fn a_client_that_left_closes_the_sink() {
-        let (sink, receiver) = AnswerSink::new();
-        let responder = Responder::new(Box::new(sink));
-        assert!(!responder.is_closed());
-        drop(receiver);
-        assert!(responder.is_closed());
-    }
 }
