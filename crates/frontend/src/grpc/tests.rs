@@ -17,6 +17,7 @@ use trireme_proto::inference::{self as pb, InferParameter, ModelInferRequest};
 use super::*;
 
 mod http2;
+mod leaving;
 mod rpc;
 mod streams;
 

@@ -14,7 +14,7 @@ use super::*;
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
-async fn connect(harness: &Harness) -> SendRequest<Full<Bytes>> {
+pub(super) async fn connect(harness: &Harness) -> SendRequest<Full<Bytes>> {
     let stream = tokio::net::TcpStream::connect(harness.address).await.expect("connects");
     let (sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
@@ -24,7 +24,7 @@ async fn connect(harness: &Harness) -> SendRequest<Full<Bytes>> {
     sender
 }
 
-struct Answer {
+pub(super) struct Answer {
     head: http::response::Parts,
     body: Bytes,
     trailers: Option<http::HeaderMap>,
@@ -32,13 +32,13 @@ struct Answer {
 
 impl Answer {
     /// The status, wherever it is.
-    fn status(&self) -> &str {
+    pub(super) fn status(&self) -> &str {
         let trailers = self.trailers.as_ref().unwrap_or(&self.head.headers);
         trailers.get("grpc-status").map_or("", |value| value.to_str().expect("text"))
     }
 }
 
-async fn send(
+pub(super) async fn send(
     sender: &mut SendRequest<Full<Bytes>>,
     path: &str,
     headers: &[(&str, &str)],
@@ -55,7 +55,7 @@ async fn send(
     Answer { head, body: body.to_bytes(), trailers }
 }
 
-fn framed(message: &impl prost::Message) -> Bytes {
+pub(super) fn framed(message: &impl prost::Message) -> Bytes {
     Framed::of(message).expect("fits").into_pieces().concat().into()
 }
 

@@ -353,22 +353,51 @@ fn headers_become_parameters_and_reserved_ones_are_refused() {
 }
 
 #[test]
-fn a_client_that_leaves_cancels_its_request() {
+fn clients_that_leave_end_their_requests() {
     let harness = Harness::start();
+    let metric = |start: &str| {
+        let page = harness.server.metrics_text();
+        let line = page.lines().find_map(|line| line.strip_prefix(start)?.strip_prefix(' ')).expect(start);
+        line.parse::<u64>().expect("a number")
+    };
+    let waiting = || metric("nv_inference_pending_request_count{model=\"slow\",version=\"1\"}");
+    let canceled =
+        || metric("nv_inference_request_failure{model=\"slow\",version=\"1\",reason=\"CANCELED\"}");
+    let until = |what: &str, holds: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !holds() {
+            assert!(Instant::now() < deadline, "never: {what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
     let body = request("FP32", "1", "[1]");
-    let request = format!(
-        "POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    let mut stream = TcpStream::connect(harness.address).expect("a connection");
-    stream.write_all(request.as_bytes()).expect("a request");
-    drop(stream);
-    // The connection's task ends although the model runs on for a minute.
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while harness.shutdown.tasks() > 2 {
-        assert!(Instant::now() < deadline, "the request goes on");
-        std::thread::yield_now();
-    }
+    let head = |path: &str| {
+        format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+    };
+    let connect = |text: &str| {
+        let mut stream = TcpStream::connect(harness.address).expect("a connection");
+        stream.write_all(text.as_bytes()).expect("a request");
+        stream
+    };
+    let in_flight = || harness.server.model("slow", None).expect("a model").in_flight();
+    let slow = head("/v2/models/slow/infer");
+    let running = connect(&slow);
+    until("runs", &|| in_flight() == 1);
+    let queued = connect(&slow);
+    // A connection that has served a request before, and half a body.
+    let mut kept = connect(&head("/v2/models/id_fp32/infer"));
+    assert!(kept.read(&mut [0; 4096]).expect("an answer") > 0);
+    kept.write_all(slow.as_bytes()).expect("a request");
+    let half = connect(slow.split_at(slow.len() - 1).0);
+    until("waits", &|| waiting() == 2);
+    drop((queued, kept, half));
+    until("the queue is empty", &|| waiting() == 0);
+    assert_eq!((in_flight(), canceled()), (1, 2));
+    // The execution, which would take a minute, ends too.
+    drop(running);
+    until("the model is idle", &|| in_flight() == 0);
+    until("the connections are closed", &|| harness.shutdown.tasks() <= 2);
+    assert_eq!(metric("nv_inference_exec_count{model=\"slow\",version=\"1\"}"), 0);
 }
 
 #[test]
