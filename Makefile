@@ -8,7 +8,7 @@ VENV := .venv/bin/python
 STAMPS := .trireme/stamps
 BINARY := target/release/trireme
 
-.PHONY: serve test setup setup-serve setup-test binary examples lock test-data bench clean-downloads help
+.PHONY: serve test stress setup setup-serve setup-test binary examples lock test-data bench clean-downloads help
 
 help: ## Prints this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -44,6 +44,9 @@ $(STAMPS)/venv: tools/requirements-tests.txt
 
 bench: setup-serve setup-test binary ## Measures server CPU microseconds a request (bench/light.py).
 	@$(VENV) bench/light.py $(ARGS)
+
+stress: ## Sends a million requests through every scheduler, with clients that leave, failures and panics.
+	@TRIREME_STRESS_REQUESTS=1000000 $(CARGO) test --release --locked --package trireme-core --test stress -- --nocapture
 
 test-data: $(STAMPS)/examples $(STAMPS)/venv ## Makes tests/data/ anew with bare onnxruntime.
 	@$(VENV) tools/make_test_data.py

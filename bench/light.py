@@ -116,7 +116,7 @@ def lay(repository: Path) -> None:
     fixtures.echo(repository, "identity", "FP32", batch=64, dims="[ 16 ]")
     fixtures.echo(repository, "copy", "FP32")
     one = 'parameters { key: "intra_op_thread_count" value: { string_value: "1" } }\n'
-    fixtures.mlp(repository, config=f'backend: "onnxruntime"\nmax_batch_size: 32\n{one}')
+    fixtures.mlp(repository, config=f'backend: "onnxruntime"\nmax_batch_size: 1\n{one}')
 
 
 # ---- requests

@@ -3,7 +3,7 @@
 //! Clients that wait for their answers before they ask again can be counted: the most requests that were inside at
 //! once is the number of clients. While fewer are inside, the others are about to ask and a batch waits for them, up
 //! to its delay limit; once all are inside, nobody can come before somebody is answered, and waiting is time lost. A
-//! lone client therefore never waits. A wait in vain shrinks the number halfway to what was seen.
+//! lone client therefore never waits. Two waits in vain shrink the number halfway to what was seen.
 
 use std::time::{Duration, Instant};
 
@@ -25,11 +25,13 @@ pub(crate) struct Company {
     runs: Vec<(usize, Instant, usize)>,
     /// Moving average of the time of a run.
     run_time: Duration,
+    /// Batches in a row that waited to their limit.
+    waits_in_vain: u32,
 }
 
 impl Company {
     pub(crate) fn new(fixed: bool) -> Self {
-        Self { fixed, clients: 0, running: 0, runs: Vec::new(), run_time: Duration::ZERO }
+        Self { fixed, clients: 0, running: 0, runs: Vec::new(), run_time: Duration::ZERO, waits_in_vain: 0 }
     }
 
     /// A request has come; `waiting` counts it.
@@ -66,8 +68,14 @@ impl Company {
         self.runs.len()
     }
 
-    /// A batch waited to its limit with so many requests waiting in all.
-    pub(crate) fn waited_in_vain(&mut self, waiting: usize) {
+    /// A batch was taken before its limit, or at it: then `in_vain`, with so many requests waiting in all.
+    pub(crate) fn waited(&mut self, in_vain: bool, waiting: usize) {
+        self.waits_in_vain = if in_vain { self.waits_in_vain + 1 } else { 0 };
+        // One late round is a hiccup of the machine or the network; only more of them mean that clients have left.
+        if self.waits_in_vain < 2 {
+            return;
+        }
+        self.waits_in_vain = 0;
         let inside = waiting + self.running;
         let absent = self.clients.saturating_sub(inside);
         self.clients -= absent.div_ceil(2);
@@ -131,8 +139,8 @@ mod tests {
     fn clients_that_left_are_forgotten() {
         let mut company = Company::new(false);
         company.arrived(64);
-        let waits = std::iter::repeat_with(|| company.waited_in_vain(1)).take(7).count();
-        assert_eq!((waits, company.clients), (7, 1));
+        let waits = std::iter::repeat_with(|| company.waited(true, 1)).take(14).count();
+        assert_eq!((waits, company.clients), (14, 1));
     }
 
     #[test]

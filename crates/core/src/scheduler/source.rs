@@ -140,8 +140,8 @@ impl Source for QueueSource {
             Picked::At(places) => self.queue.take(places, &mut taken),
         }
         let is_over = now.saturating_duration_since(oldest) >= self.rules.max_delay;
-        if self.rules.may_wait() && is_over && rows < self.rules.max_rows {
-            self.company.waited_in_vain(waiting_before);
+        if self.rules.may_wait() {
+            self.company.waited(is_over && rows < self.rules.max_rows, waiting_before);
         }
         self.company.began(instance, batch.len(), now);
         Next::Run(batch)

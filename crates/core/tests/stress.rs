@@ -1,0 +1,335 @@
+//! Many requests over every scheduler at once, with random clients that leave, priorities, limits, failures and panics:
+//! each request is answered exactly once, and what is answered is its own.
+//!
+//! `TRIREME_STRESS_REQUESTS` sets how many (100,000 by default; `make stress` takes a million).
+
+#![expect(clippy::expect_used, reason = "a test that cannot set itself up must end")]
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::task::Waker;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use trireme_backend::{
+    Backend, Batch, InstanceContext, Model, ModelContext, ModelInstance, ModelTensors, OpenModel,
+};
+use trireme_core::{Server, ServerOptions};
+use trireme_types::{
+    Code, DataType, Error, InferInput, InferRequest, InferResponse, ModelReport, OutputTensor, Responder,
+    ResponseSink, Result, Shape,
+};
+
+/// Requests of one producer that are inside at once.
+const WINDOW: usize = 200;
+const PRODUCERS: u64 = 4;
+
+/// Echoes its input after as many microseconds as the second value says; a first value that ends in 0007 fails the
+/// batch, one that ends in 00013 panics.
+#[derive(Debug)]
+struct Flaky;
+
+impl Backend for Flaky {
+    fn name(&self) -> &str {
+        "flaky"
+    }
+
+    fn default_model_filename(&self) -> Option<&str> {
+        None
+    }
+
+    fn open(&self, _context: &ModelContext) -> Result<Box<dyn OpenModel>> {
+        Ok(Box::new(Self))
+    }
+}
+
+impl OpenModel for Flaky {
+    fn report(&self) -> Result<Option<ModelReport>> {
+        Ok(None)
+    }
+
+    fn load(self: Box<Self>, _tensors: ModelTensors) -> Result<Arc<dyn Model>> {
+        Ok(Arc::new(Self))
+    }
+}
+
+impl Model for Flaky {
+    fn instance(&self, _context: &InstanceContext) -> Result<Box<dyn ModelInstance>> {
+        Ok(Box::new(Self))
+    }
+}
+
+impl ModelInstance for Flaky {
+    fn execute(&mut self, batch: &mut Batch) -> Result<()> {
+        assert!(batch.rows() <= 8, "a batch over its limit");
+        for request in &mut batch.requests {
+            let input = &request.request.inputs[0];
+            let [number, pause] = values(input.data.as_slice());
+            if number % 10_000 == 7 {
+                return Err(Error::internal("failed on purpose"));
+            }
+            assert!(number % 100_000 != 13, "panicked on purpose");
+            if pause > 0 {
+                thread::sleep(Duration::from_micros(pause.unsigned_abs().into()));
+            }
+            let output = OutputTensor {
+                name: Arc::from("OUTPUT0"),
+                data_type: input.data_type,
+                shape: input.shape.clone(),
+                data: input.data.clone(),
+            };
+            let outputs = [output].into_iter().collect();
+            request.answer(Ok(InferResponse { outputs, ..InferResponse::default() }));
+        }
+        Ok(())
+    }
+}
+
+fn values(bytes: &[u8]) -> [i32; 2] {
+    [0, 4].map(|at| i32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes")))
+}
+
+/// Models by name, with the part of the configuration that makes their scheduler.
+fn models() -> Vec<(&'static str, String)> {
+    let instances = |count: usize| format!("instance_group {{ kind: KIND_CPU count: {count} }}");
+    let policies = "priority_levels: 3 default_priority_level: 2
+        default_queue_policy { default_timeout_microseconds: 4000 allow_timeout_override: true max_queue_size: 60 }
+        priority_queue_policy { key: 3 value { timeout_action: DELAY default_timeout_microseconds: 2000 } }";
+    let delay = "max_queue_delay_microseconds: 500";
+    vec![
+        ("plain", instances(2)),
+        ("batching", format!("dynamic_batching {{ preferred_batch_size: [4] {delay} }} {}", instances(2))),
+        ("no_delay", format!("dynamic_batching {{ }} {}", instances(1))),
+        ("policies", format!("dynamic_batching {{ {policies} {delay} }} {}", instances(1))),
+        ("ordered", format!("dynamic_batching {{ preserve_ordering: true {delay} }} {}", instances(3))),
+    ]
+}
+
+fn write_models(repository: &Path) {
+    for (name, scheduler) in models() {
+        fs_err::create_dir_all(repository.join(name).join("1")).expect("can create");
+        let config = format!(
+            "backend: \"flaky\" max_batch_size: 8
+             input {{ name: \"INPUT0\" data_type: TYPE_INT32 dims: 2 }}
+             output {{ name: \"OUTPUT0\" data_type: TYPE_INT32 dims: 2 }} {scheduler}"
+        );
+        fs_err::write(repository.join(name).join("config.pbtxt"), config).expect("can write");
+    }
+}
+
+/// What became of the requests.
+#[derive(Default)]
+struct Ledger {
+    succeeded: AtomicUsize,
+    failed: AtomicUsize,
+    cancelled: AtomicUsize,
+    refused: AtomicUsize,
+    wrong: AtomicUsize,
+    twice: AtomicUsize,
+}
+
+/// Requests of one producer that are inside.
+#[derive(Default)]
+struct Window(Mutex<usize>, Condvar);
+
+impl Window {
+    fn enter(&self) {
+        let mut inside = self.0.lock().expect("no thread panicked");
+        while *inside >= WINDOW {
+            inside = self.1.wait(inside).expect("no thread panicked");
+        }
+        *inside += 1;
+    }
+
+    fn leave(&self) {
+        *self.0.lock().expect("no thread panicked") -= 1;
+        self.1.notify_one();
+    }
+
+    fn wait_empty(&self, limit: Duration) -> usize {
+        let end = Instant::now() + limit;
+        let mut inside = self.0.lock().expect("no thread panicked");
+        while *inside > 0 && Instant::now() < end {
+            inside = self.1.wait_timeout(inside, Duration::from_millis(100)).expect("no thread panicked").0;
+        }
+        *inside
+    }
+}
+
+/// A client that may leave before its answer.
+#[derive(Default)]
+struct Client {
+    gone: AtomicBool,
+    ended: AtomicU8,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Client {
+    fn leave(&self) {
+        self.gone.store(true, Ordering::SeqCst);
+        if let Some(waker) = self.waker.lock().expect("no thread panicked").take() {
+            waker.wake();
+        }
+    }
+}
+
+struct Sink {
+    client: Arc<Client>,
+    sent: [i32; 2],
+    ledger: Arc<Ledger>,
+    window: Arc<Window>,
+}
+
+impl ResponseSink for Sink {
+    fn send(&mut self, reply: Option<Result<InferResponse>>, last: bool) {
+        assert!(last, "these models answer once");
+        if self.client.ended.fetch_add(1, Ordering::SeqCst) > 0 {
+            self.ledger.twice.fetch_add(1, Ordering::SeqCst);
+        }
+        let counter = match reply {
+            Some(Ok(response)) => match values(response.outputs[0].data.as_slice()) == self.sent {
+                true => &self.ledger.succeeded,
+                false => &self.ledger.wrong,
+            },
+            Some(Err(error)) => match error.code() {
+                Code::Cancelled => &self.ledger.cancelled,
+                Code::Unavailable => &self.ledger.refused,
+                _ => &self.ledger.failed,
+            },
+            None => &self.ledger.wrong,
+        };
+        counter.fetch_add(1, Ordering::SeqCst);
+        self.window.leave();
+    }
+
+    fn is_closed(&self) -> bool {
+        self.client.gone.load(Ordering::SeqCst)
+    }
+
+    fn watch_closed(&mut self, waker: &Waker) {
+        *self.client.waker.lock().expect("no thread panicked") = Some(waker.clone());
+        if self.is_closed() {
+            waker.wake_by_ref();
+        }
+    }
+}
+
+/// Numbers that look random and are the same in each run (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) % limit
+    }
+}
+
+fn request(number: i32, pause: i32, random: &mut Random) -> InferRequest {
+    let mut request = InferRequest::new();
+    request.id = number.to_string();
+    request.priority = random.below(5);
+    request.timeout_us = if random.below(4) == 0 { random.below(3000) } else { 0 };
+    let data: Vec<u8> = [number, pause].iter().flat_map(|value| value.to_le_bytes()).collect();
+    let rows = 1 + random.below(3);
+    request.inputs.push(InferInput {
+        name: Arc::from("INPUT0"),
+        data_type: DataType::Int32,
+        shape: Shape::new(&[i64::try_from(rows).expect("small"), 2]),
+        data: data.repeat(usize::try_from(rows).expect("small")).into(),
+    });
+    request
+}
+
+/// Sends its share of the requests; some clients are handed on to leave soon.
+fn produce(
+    server: &Server,
+    seed: u64,
+    count: usize,
+    ledger: &Arc<Ledger>,
+    window: &Arc<Window>,
+    leavers: &mpsc::Sender<Arc<Client>>,
+) {
+    let mut random = Random(seed);
+    let names: Vec<_> = models().into_iter().map(|(name, _)| name).collect();
+    for index in 0..count {
+        window.enter();
+        let number = i32::try_from(seed as usize * 10_000_000 + index).expect("small");
+        let pause = if random.below(20) == 0 { random.below(200) as i32 } else { 0 };
+        let client = Arc::new(Client::default());
+        let sink = Sink {
+            client: Arc::clone(&client),
+            sent: [number, pause],
+            ledger: Arc::clone(ledger),
+            window: Arc::clone(window),
+        };
+        let model = names[random.below(names.len() as u64) as usize];
+        let model = server.model(model, None).expect("every model is ready");
+        let leaves = random.below(10);
+        if leaves == 0 {
+            client.leave();
+        }
+        server.infer(&model, request(number, pause, &mut random), Responder::new(Box::new(sink)));
+        if leaves == 1 {
+            leavers.send(client).expect("somebody listens");
+        }
+    }
+}
+
+#[test]
+fn every_request_is_answered_exactly_once() {
+    let total: usize = std::env::var("TRIREME_STRESS_REQUESTS")
+        .ok()
+        .map_or(100_000, |text| text.parse().expect("TRIREME_STRESS_REQUESTS is a number"));
+    // The panics of the engine are part of the test; their traces are not.
+    std::panic::set_hook(Box::new(|_| ()));
+    let root = tempfile::tempdir().expect("a directory");
+    write_models(root.path());
+    let options = ServerOptions { repositories: vec![root.path().to_owned()], ..ServerOptions::default() };
+    let server = Server::start(options, vec![Arc::new(Flaky)]).expect("the repository exists");
+    assert!(server.is_ready(), "{:?}", server.load_report());
+
+    let ledger = Arc::new(Ledger::default());
+    let windows: Vec<Arc<Window>> = (0..PRODUCERS).map(|_| Arc::default()).collect();
+    let (leavers, leaving) = mpsc::channel::<Arc<Client>>();
+    thread::scope(|scope| {
+        scope.spawn(move || leaving.iter().for_each(|client| client.leave()));
+        for (seed, window) in windows.iter().enumerate() {
+            let (server, ledger, leavers) = (&server, &ledger, leavers.clone());
+            let count = total / PRODUCERS as usize;
+            scope.spawn(move || produce(server, seed as u64, count, ledger, window, &leavers));
+        }
+        drop(leavers);
+    });
+    let lost: usize = windows.iter().map(|window| window.wait_empty(Duration::from_secs(30))).sum();
+    let _default = std::panic::take_hook();
+
+    let count = |counter: &AtomicUsize| counter.load(Ordering::SeqCst);
+    let (succeeded, failed) = (count(&ledger.succeeded), count(&ledger.failed));
+    let (cancelled, refused) = (count(&ledger.cancelled), count(&ledger.refused));
+    assert_eq!((lost, count(&ledger.twice), count(&ledger.wrong)), (0, 0, 0), "lost, answered twice, wrong");
+    let sent = total / PRODUCERS as usize * PRODUCERS as usize;
+    assert_eq!(succeeded + failed + cancelled + refused, sent);
+    assert!(succeeded > sent / 2, "{succeeded} of {sent}");
+    assert!(
+        failed > 0 && cancelled > 0 && refused > 0,
+        "{failed} {cancelled} {refused}: every way to end was seen"
+    );
+    assert_eq!(server.wait_idle(Duration::from_secs(10)), 0);
+    println!(
+        "{sent} requests: {succeeded} answered, {failed} failed, {cancelled} cancelled, {refused} refused"
+    );
+
+    // What the server counted is what the clients saw.
+    let statistics = server.statistics("", None).expect("all models");
+    let success: u64 = statistics.iter().map(|model| model.inference_stats.success.count).sum();
+    let fail: u64 = statistics.iter().map(|model| model.inference_stats.fail.count).sum();
+    assert_eq!((success, fail), (succeeded as u64, (failed + cancelled + refused) as u64));
+    let page = server.metrics_text();
+    assert!(
+        page.lines().filter(|line| line.starts_with("nv_inference_pending")).all(|line| line.ends_with(" 0"))
+    );
+}
