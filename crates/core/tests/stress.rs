@@ -7,11 +7,12 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use trireme_backend::{
     Backend, Batch, InstanceContext, Model, ModelContext, ModelInstance, ModelTensors, OpenModel,
 };
@@ -23,7 +24,7 @@ use trireme_types::{
 
 /// Requests of one producer that are inside at once.
 const WINDOW: usize = 200;
-const PRODUCERS: u64 = 4;
+const PRODUCERS: usize = 4;
 
 /// Echoes its input after as many microseconds as the second value says; a first value that ends in 0007 fails the
 /// batch, one that ends in 00013 panics.
@@ -135,23 +136,23 @@ struct Window(Mutex<usize>, Condvar);
 
 impl Window {
     fn enter(&self) {
-        let mut inside = self.0.lock().expect("no thread panicked");
+        let mut inside = self.0.lock();
         while *inside >= WINDOW {
-            inside = self.1.wait(inside).expect("no thread panicked");
+            self.1.wait(&mut inside);
         }
         *inside += 1;
     }
 
     fn leave(&self) {
-        *self.0.lock().expect("no thread panicked") -= 1;
+        *self.0.lock() -= 1;
         self.1.notify_one();
     }
 
     fn wait_empty(&self, limit: Duration) -> usize {
         let end = Instant::now() + limit;
-        let mut inside = self.0.lock().expect("no thread panicked");
+        let mut inside = self.0.lock();
         while *inside > 0 && Instant::now() < end {
-            inside = self.1.wait_timeout(inside, Duration::from_millis(100)).expect("no thread panicked").0;
+            self.1.wait_for(&mut inside, Duration::from_millis(100));
         }
         *inside
     }
@@ -168,7 +169,7 @@ struct Client {
 impl Client {
     fn leave(&self) {
         self.gone.store(true, Ordering::SeqCst);
-        if let Some(waker) = self.waker.lock().expect("no thread panicked").take() {
+        if let Some(waker) = self.waker.lock().take() {
             waker.wake();
         }
     }
@@ -208,7 +209,7 @@ impl ResponseSink for Sink {
     }
 
     fn watch_closed(&mut self, waker: &Waker) {
-        *self.client.waker.lock().expect("no thread panicked") = Some(waker.clone());
+        *self.client.waker.lock() = Some(waker.clone());
         if self.is_closed() {
             waker.wake_by_ref();
         }
@@ -219,27 +220,27 @@ impl ResponseSink for Sink {
 struct Random(u64);
 
 impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
+    fn below(&mut self, limit: u32) -> u32 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % limit
+        u32::try_from((z ^ (z >> 31)) % u64::from(limit)).unwrap_or(0)
     }
 }
 
 fn request(number: i32, pause: i32, random: &mut Random) -> InferRequest {
     let mut request = InferRequest::new();
     request.id = number.to_string();
-    request.priority = random.below(5);
-    request.timeout_us = if random.below(4) == 0 { random.below(3000) } else { 0 };
+    request.priority = random.below(5).into();
+    request.timeout_us = if random.below(4) == 0 { random.below(3000).into() } else { 0 };
     let data: Vec<u8> = [number, pause].iter().flat_map(|value| value.to_le_bytes()).collect();
     let rows = 1 + random.below(3);
     request.inputs.push(InferInput {
         name: Arc::from("INPUT0"),
         data_type: DataType::Int32,
-        shape: Shape::new(&[i64::try_from(rows).expect("small"), 2]),
-        data: data.repeat(usize::try_from(rows).expect("small")).into(),
+        shape: Shape::new(&[rows.into(), 2]),
+        data: data.repeat(rows as usize).into(),
     });
     request
 }
@@ -247,18 +248,18 @@ fn request(number: i32, pause: i32, random: &mut Random) -> InferRequest {
 /// Sends its share of the requests; some clients are handed on to leave soon.
 fn produce(
     server: &Server,
-    seed: u64,
+    seed: usize,
     count: usize,
     ledger: &Arc<Ledger>,
     window: &Arc<Window>,
     leavers: &mpsc::Sender<Arc<Client>>,
 ) {
-    let mut random = Random(seed);
+    let mut random = Random(seed as u64);
     let names: Vec<_> = models().into_iter().map(|(name, _)| name).collect();
     for index in 0..count {
         window.enter();
-        let number = i32::try_from(seed as usize * 10_000_000 + index).expect("small");
-        let pause = if random.below(20) == 0 { random.below(200) as i32 } else { 0 };
+        let number = i32::try_from(seed * 10_000_000 + index).expect("small");
+        let pause = if random.below(20) == 0 { random.below(200).cast_signed() } else { 0 };
         let client = Arc::new(Client::default());
         let sink = Sink {
             client: Arc::clone(&client),
@@ -266,7 +267,7 @@ fn produce(
             ledger: Arc::clone(ledger),
             window: Arc::clone(window),
         };
-        let model = names[random.below(names.len() as u64) as usize];
+        let model = names[random.below(names.len().try_into().expect("few")) as usize];
         let model = server.model(model, None).expect("every model is ready");
         let leaves = random.below(10);
         if leaves == 0 {
@@ -299,8 +300,8 @@ fn every_request_is_answered_exactly_once() {
         scope.spawn(move || leaving.iter().for_each(|client| client.leave()));
         for (seed, window) in windows.iter().enumerate() {
             let (server, ledger, leavers) = (&server, &ledger, leavers.clone());
-            let count = total / PRODUCERS as usize;
-            scope.spawn(move || produce(server, seed as u64, count, ledger, window, &leavers));
+            let count = total / PRODUCERS;
+            scope.spawn(move || produce(server, seed, count, ledger, window, &leavers));
         }
         drop(leavers);
     });
@@ -311,7 +312,7 @@ fn every_request_is_answered_exactly_once() {
     let (succeeded, failed) = (count(&ledger.succeeded), count(&ledger.failed));
     let (cancelled, refused) = (count(&ledger.cancelled), count(&ledger.refused));
     assert_eq!((lost, count(&ledger.twice), count(&ledger.wrong)), (0, 0, 0), "lost, answered twice, wrong");
-    let sent = total / PRODUCERS as usize * PRODUCERS as usize;
+    let sent = total / PRODUCERS * PRODUCERS;
     assert_eq!(succeeded + failed + cancelled + refused, sent);
     assert!(succeeded > sent / 2, "{succeeded} of {sent}");
     assert!(
