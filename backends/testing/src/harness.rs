@@ -1,4 +1,4 @@
-//! Runs a backend in a test: opens, loads, executes one request and collects what was answered.
+//! Runs a backend in a test: opens, loads, executes requests and collects what was answered.
 
 use std::sync::{Arc, mpsc};
 use std::task::Waker;
@@ -162,4 +162,25 @@ pub(crate) fn run(
     outputs: &[&str],
 ) -> Vec<Result<InferResponse>> {
     run_stream(instance, inputs, outputs).into_iter().filter_map(|(reply, _)| reply).collect()
+}
+
+/// Runs requests as one batch, for models that answer once, and gives the answers in order.
+pub(crate) fn run_batch(
+    instance: &mut dyn ModelInstance,
+    requests: Vec<Vec<InferInput>>,
+) -> Vec<Result<InferResponse>> {
+    let (sender, _receiver) = mpsc::channel();
+    let requests = requests.into_iter().map(|inputs| {
+        let mut request = InferRequest::new();
+        request.inputs = inputs.into();
+        BatchRequest::new(request, Responder::new(Box::new(Channel(sender.clone()))))
+    });
+    let mut batch = Batch::new(requests.collect(), Instant::now());
+    instance.execute(&mut batch).expect("the execution");
+    let parts = batch.requests.into_iter().map(|request| {
+        let (_, responder, answer) = request.into_parts();
+        responder.expect("the responder was left").finish(answer.clone());
+        answer
+    });
+    parts.collect()
 }

@@ -215,6 +215,24 @@ mod tests {
     }
 
     #[test]
+    fn every_request_of_a_batch_gets_its_own() {
+        let mut ragged = spec("INPUT0", DataType::Int8, &[-1]);
+        ragged.ragged = true;
+        let tensors = tensors(vec![ragged], vec![spec("OUTPUT0", DataType::Int8, &[-1])]);
+        let mut instance = load(&IdentityBackend, &[], tensors).expect("a valid model");
+        let requests = [1_u8, 4, 2].map(|length| {
+            let data = vec![length; usize::from(length)];
+            vec![input("INPUT0", DataType::Int8, &[1, i64::from(length)], data)]
+        });
+        let responses = run_batch(instance.as_mut(), requests.into());
+        for (response, length) in responses.iter().zip([1_u8, 4, 2]) {
+            let output = response.as_ref().expect("an answer").output("OUTPUT0").expect("OUTPUT0");
+            assert_eq!(&*output.shape, &[1, i64::from(length)]);
+            assert_eq!(output.data.as_slice(), vec![length; usize::from(length)]);
+        }
+    }
+
+    #[test]
     fn leaves_out_what_was_not_given_or_not_asked_for() {
         let mut second = spec("INPUT1", DataType::Fp32, &[1]);
         second.optional = true;

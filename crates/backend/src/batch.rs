@@ -65,6 +65,11 @@ impl BatchRequest {
         self.answer = Some(answer);
     }
 
+    /// The response of a request that has been answered without an error.
+    pub fn answer_mut(&mut self) -> Option<&mut InferResponse> {
+        self.answer.as_mut()?.as_mut().ok()
+    }
+
     /// Whether an answer or the responder has been taken care of.
     pub fn is_answered(&self) -> bool {
         self.answer.is_some() || self.responder.is_none()

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use trireme_types::{DataType, TensorSpec};
 
+use crate::padding::PaddingPlan;
 use crate::ragged::{BatchInput, BatchOutput};
 
 /// Settings given with `--backend-config`, those without a backend's name included.
@@ -84,6 +85,9 @@ pub struct ModelTensors {
     pub batch_inputs: Vec<BatchInput>,
     /// Outputs that go back in pieces of an input's shapes.
     pub batch_outputs: Vec<BatchOutput>,
+    /// How requests of different lengths are made one length. The server does that around the backend, which sees
+    /// padded batches.
+    pub padding: Option<Arc<PaddingPlan>>,
 }
 
 impl ModelTensors {

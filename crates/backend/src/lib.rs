@@ -8,6 +8,7 @@
 
 mod batch;
 mod context;
+pub mod padding;
 pub mod ragged;
 mod tensors;
 

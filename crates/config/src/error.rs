@@ -175,6 +175,11 @@ impl std::error::Error for ConfigError {}
 pub struct ConfigErrors(Vec<ConfigError>);
 
 impl ConfigErrors {
+    /// One error about the member at a path, as `parameters` or `input[0].dims`, for rules of other crates.
+    pub fn at(path: &str, reason: impl Into<String>) -> Self {
+        ConfigError::new(reason).at_path(path).into()
+    }
+
     /// `Ok(value)` if nothing was found wrong.
     pub(crate) fn check<T>(errors: Vec<ConfigError>, value: T) -> Result<T, Self> {
         Self::of(errors).map_or(Ok(value), Err)

@@ -2,14 +2,15 @@
 //!
 //! A kind holds what a backend cannot join: the dimensions that the model leaves open (inputs with
 //! `allow_ragged_batch` excepted, and the batch dimension), which optional inputs are there, and the contents of shape
-//! tensors. A model whose shapes are all fixed and whose inputs are all required has one kind, and working it out costs
+//! tensors. Of a model that pads, it holds the class of the lengths in place of the lengths. A model whose shapes are all fixed and whose inputs are all required has one kind, and working it out costs
 //! nothing.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
+use trireme_backend::padding::PaddingPlan;
 use trireme_config::ModelSpec;
-use trireme_types::{InferInput, InferRequest};
+use trireme_types::{InferInput, InferRequest, Result};
 
 /// What requests of one batch have in common. Kinds of different models do not compare.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -19,6 +20,7 @@ pub(crate) struct Kind(SmallVec<[i64; 6]>);
 #[derive(Clone, Debug)]
 pub(crate) struct KindRule {
     inputs: Vec<InputRule>,
+    padding: Option<PaddingPlan>,
 }
 
 /// One input in which requests may differ.
@@ -37,23 +39,32 @@ enum Part {
     /// Only whether it is there.
     Presence,
     Dimensions,
+    /// Its dimensions without the one that is padded, which is that many without the batch dimension.
+    Padded(usize),
     /// All of it.
     Contents,
 }
 
 impl KindRule {
     pub(crate) fn new(spec: &ModelSpec) -> Self {
-        let rules = spec.inputs.iter().map(|input| InputRule {
+        // A plan that cannot be read has failed the load.
+        let padding = padding_of(spec).ok().flatten();
+        let mask = padding.as_ref().and_then(PaddingPlan::mask);
+        let axis = |name: &str| padding.as_ref().and_then(|plan| plan.axis(name));
+        // The mask is as long as the inputs and in every request in the end.
+        let inputs = spec.inputs.iter().filter(|input| Some(&*input.name) != mask);
+        let rules = inputs.map(|input| InputRule {
             name: Arc::clone(&input.name),
             optional: input.optional,
             batching: spec.max_batch_size > 0 && !input.shape_tensor,
             part: match input {
                 _ if input.shape_tensor => Part::Contents,
                 _ if input.ragged || input.dims.is_fixed() => Part::Presence,
-                _ => Part::Dimensions,
+                _ => axis(&input.name).map_or(Part::Dimensions, Part::Padded),
             },
         });
-        Self { inputs: rules.filter(|rule| rule.optional || !matches!(rule.part, Part::Presence)).collect() }
+        let inputs = rules.filter(|rule| rule.optional || !matches!(rule.part, Part::Presence)).collect();
+        Self { inputs, padding }
     }
 
     /// The kind of a request that has been checked against the model.
@@ -66,17 +77,27 @@ impl KindRule {
                 kind.0.push(i64::from(input.is_some()));
             }
             let Some(input) = input else { continue };
+            let dims = input.shape.get(usize::from(rule.batching)..).unwrap_or_default();
             match rule.part {
                 Part::Presence => {}
-                Part::Dimensions => {
-                    kind.0
-                        .extend_from_slice(input.shape.get(usize::from(rule.batching)..).unwrap_or_default());
+                Part::Dimensions => kind.0.extend_from_slice(dims),
+                Part::Padded(axis) => {
+                    kind.0.extend(dims.iter().enumerate().filter(|(i, _)| *i != axis).map(|(_, dim)| *dim));
                 }
                 Part::Contents => push_contents(&mut kind.0, input),
             }
         }
+        kind.0.extend(self.padding.as_ref().map(|plan| plan.class(request)));
         kind
     }
+}
+
+/// How the model's parameters say that requests are padded.
+///
+/// # Errors
+/// INVALID_ARG: parameters that do not fit the model.
+pub(crate) fn padding_of(spec: &ModelSpec) -> Result<Option<PaddingPlan>> {
+    PaddingPlan::read(&spec.parameters, spec.max_batch_size, &spec.inputs, &spec.outputs)
 }
 
 /// Shape and bytes of an input, with their lengths.
@@ -165,6 +186,25 @@ mod tests {
                 assert_eq!(a == b, i == j, "{i} {j}");
             }
         }
+    }
+
+    #[test]
+    fn padded_lengths_share_a_kind_by_class() {
+        let inputs = "input { name: 'A' data_type: TYPE_INT32 dims: [ -1, -1 ] }
+            input { name: 'M' data_type: TYPE_INT32 dims: [ -1 ] }
+            parameters { key: 'padding.inputs' value { string_value: 'A:0' } }
+            parameters { key: 'padding.mask' value { string_value: 'M' } }
+            parameters { key: 'padding.outputs' value { string_value: '' } }";
+        let plain = rule(inputs);
+        let of = |rule: &KindRule, length, width| rule.of(&request(&[("A", &[1, length, width])]));
+        assert_eq!(of(&plain, 3, 2), of(&plain, 7, 2));
+        assert_ne!(of(&plain, 3, 2), of(&plain, 3, 4));
+        assert_eq!(of(&plain, 3, 2), plain.of(&request(&[("A", &[2, 5, 2]), ("M", &[2, 5])])));
+        let buckets = "parameters { key: 'padding.buckets' value { string_value: '4,8' } }";
+        let bucketed = rule(&format!("{inputs} {buckets}"));
+        assert_eq!(of(&bucketed, 3, 2), of(&bucketed, 4, 2));
+        assert_ne!(of(&bucketed, 4, 2), of(&bucketed, 5, 2));
+        assert_ne!(of(&bucketed, 9, 2), of(&bucketed, 10, 2));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 use std::fmt::Write as _;
 
+use trireme_backend::padding::PaddingPlan;
 use trireme_types::{
     CorrelationId, DataType, Error, InferInput, InferRequest, Result, Shape, ShapeError, TensorBuffer,
     TensorSpec,
@@ -25,6 +26,7 @@ pub(crate) struct Expectation<'a> {
     pub(crate) max_batch_size: usize,
     pub(crate) inputs: &'a [TensorSpec],
     pub(crate) outputs: &'a [TensorSpec],
+    pub(crate) padding: Option<&'a PaddingPlan>,
 }
 
 /// Checks and completes a request.
@@ -108,7 +110,7 @@ fn check(request: &mut InferRequest, expect: &Expectation<'_>) -> Result<()> {
     } else {
         request.batch_size = 1;
     }
-    Ok(())
+    expect.padding.map_or(Ok(()), |plan| plan.check(request))
 }
 
 fn check_shape(input: &InferInput, spec: &TensorSpec, batching: bool, model: &str) -> Result<()> {

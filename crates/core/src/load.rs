@@ -5,6 +5,7 @@
 
 mod advice;
 mod files;
+mod padding;
 mod ragged;
 
 use std::collections::{BTreeMap, HashMap};
@@ -416,7 +417,8 @@ impl Loader {
         started: Instant,
     ) -> Result<ModelVersion, Box<LoadFailure>> {
         let name = &source.name;
-        let spec = ModelSpec::from_config(config).map_err(|errors| places.advise(errors))?;
+        let mut spec = ModelSpec::from_config(config).map_err(|errors| places.advise(errors))?;
+        let padding = padding::plan(&mut spec).map_err(|errors| places.advise(errors))?;
         if let Some(what) = unsupported(&spec, config) {
             return Err(plain(Error::unsupported(format!(
                 "{what} of model '{name}' is not available yet in this version of trireme"
@@ -430,11 +432,16 @@ impl Loader {
             outputs: spec.outputs.clone(),
             batch_inputs: ragged::batch_inputs(&spec),
             batch_outputs: ragged::batch_outputs(&spec),
+            padding: padding.clone(),
             ..ModelTensors::default()
         };
         let labels = files::read_labels(source, &spec)?;
         let source_of_work = source_of(&spec).map_err(plain)?;
         let backend_model = opened.load(tensors.clone()).map_err(plain)?;
+        let backend_model = match padding {
+            Some(plan) => trireme_backend::padding::padded(backend_model, plan),
+            None => backend_model,
+        };
         let contexts = instance_contexts(&spec);
         let instances: Vec<Box<dyn ModelInstance>> = contexts
             .iter()

@@ -233,6 +233,7 @@ impl ModelVersion {
             max_batch_size: self.tensors.max_batch_size,
             inputs: &self.tensors.inputs,
             outputs: &self.tensors.outputs,
+            padding: self.tensors.padding.as_deref(),
         }
     }
 }

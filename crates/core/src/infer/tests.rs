@@ -37,7 +37,10 @@ fn run(inputs: Vec<InferInput>, specs: &[TensorSpec], max_batch_size: usize) -> 
     let mut request = InferRequest::new();
     request.inputs = inputs.into();
     let outputs = [spec("Y", DataType::Fp32, &[1])];
-    normalize(&mut request, &Expectation { model: "m", max_batch_size, inputs: specs, outputs: &outputs })?;
+    normalize(
+        &mut request,
+        &Expectation { model: "m", max_batch_size, inputs: specs, outputs: &outputs, padding: None },
+    )?;
     Ok(request)
 }
 
@@ -135,7 +138,10 @@ fn checks_string_elements() {
 fn raw_bodies_become_the_only_input() {
     let outputs: [TensorSpec; 0] = [];
     let deduce = |specs: &[TensorSpec], max_batch_size, body: Vec<u8>| {
-        raw_input(body.into(), &Expectation { model: "m", max_batch_size, inputs: specs, outputs: &outputs })
+        raw_input(
+            body.into(),
+            &Expectation { model: "m", max_batch_size, inputs: specs, outputs: &outputs, padding: None },
+        )
     };
     let open = [spec("X", DataType::Fp32, &[2, -1])];
     let input = deduce(&open, 8, vec![0; 24]).expect("24 bytes are [2,3]");
@@ -154,7 +160,8 @@ fn unknown_outputs_are_refused() {
     let mut request = InferRequest::new();
     request.inputs.push(input("X", DataType::Fp32, &[1], 4));
     request.outputs.push(RequestedOutput { name: Arc::from("NOPE") });
-    let expect = Expectation { model: "m", max_batch_size: 0, inputs: &specs, outputs: &specs };
+    let expect =
+        Expectation { model: "m", max_batch_size: 0, inputs: &specs, outputs: &specs, padding: None };
     let error = normalize(&mut request, &expect).expect_err("no such output");
     assert!(error.message().starts_with("unexpected inference output 'NOPE' for model 'm'"));
 }
