@@ -173,7 +173,8 @@ pub(crate) fn run_batch(
     let requests = requests.into_iter().map(|inputs| {
         let mut request = InferRequest::new();
         request.inputs = inputs.into();
-        BatchRequest::new(request, Responder::new(Box::new(Channel(sender.clone()))))
+        let channel = Channel { sender: sender.clone(), client: Client::default() };
+        BatchRequest::new(request, Responder::new(Box::new(channel)))
     });
     let mut batch = Batch::new(requests.collect(), Instant::now());
     instance.execute(&mut batch).expect("the execution");

@@ -189,7 +189,7 @@ mod tests {
     use trireme_types::{DataType, Shape};
 
     use super::*;
-    use crate::harness::{Client, input, load, run, run_for, spec};
+    use crate::harness::{Client, input, load, run, run_batch, run_for, spec};
 
     fn tensors(inputs: Vec<TensorSpec>, outputs: Vec<TensorSpec>) -> ModelTensors {
         ModelTensors { max_batch_size: 8, inputs, outputs, ..ModelTensors::default() }
