@@ -102,6 +102,20 @@ def echo(repository: Path, name: str, data_type: str, *, batch: int = 0, dims: s
     return folder
 
 
+def repeat(repository: Path, name: str = "repeat") -> Path:
+    """A model of the repeat backend, which sends the elements of IN one by one, each after its DELAY if there is one."""
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    configure(
+        folder,
+        'backend: "repeat"\nmax_batch_size: 0\nmodel_transaction_policy { decoupled: true }\n'
+        'input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }, '
+        '{ name: "DELAY" data_type: TYPE_UINT32 dims: [ -1 ] optional: true } ]\n'
+        'output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "IDX" data_type: TYPE_UINT32 dims: [ 1 ] } ]\n',
+    )
+    return folder
+
+
 def mlp(repository: Path, name: str = "mlp", *, config: str | None = None) -> Path:
     """FP32[batch, 64] through two hidden layers of 512 and 480 to FP32[batch, 32]: 0.3 million parameters."""
     random = np.random.default_rng(7)

@@ -87,16 +87,10 @@ def test_grpc_01_empty_contents(server, stub):
 
 @pytest.fixture(scope="module")
 def repeating(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("decoupled") / "repeat"
-    (folder / "1").mkdir(parents=True)
-    fixtures.configure(
-        folder,
-        'backend: "repeat"\nmax_batch_size: 0\nmodel_transaction_policy { decoupled: true }\n'
-        'input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } ]\n'
-        'output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "IDX" data_type: TYPE_UINT32 dims: [ 1 ] } ]\n',
-    )
-    fixtures.echo(folder.parent, "echo", "FP32")
-    with Server(repository=folder.parent) as server:
+    folder = tmp_path_factory.mktemp("decoupled")
+    fixtures.repeat(folder)
+    fixtures.echo(folder, "echo", "FP32")
+    with Server(repository=folder) as server:
         yield server
 
 

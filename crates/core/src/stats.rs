@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
-use trireme_types::MemoryUsage;
+use trireme_types::{Code, Error, MemoryUsage};
 
 /// Number of events and their time together, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,6 +41,11 @@ pub enum FailureReason {
 
 impl FailureReason {
     pub const ALL: [Self; 4] = [Self::Rejected, Self::Canceled, Self::Backend, Self::Other];
+
+    /// Why a request that ran failed.
+    pub(crate) fn of(error: &Error) -> Self {
+        if error.code() == Code::Cancelled { Self::Canceled } else { Self::Backend }
+    }
 
     pub const fn label(self) -> &'static str {
         match self {
@@ -126,9 +131,28 @@ pub(crate) struct Totals {
     responses: BTreeMap<u32, ResponseStatistics>,
 }
 
-/// One request that an execution answered.
+/// What became of a request in an execution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Success,
+    Failure(FailureReason),
+    /// It has run; whether it succeeds is known when its last response is sent.
+    Open,
+}
+
+/// What is sent for a decoupled request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    Response,
+    Error,
+    Cancelled,
+    /// The end without a further response.
+    Empty,
+}
+
+/// One request of an execution.
 pub(crate) struct Answered {
-    pub(crate) success: bool,
+    pub(crate) ended: Ended,
     /// From the arrival of the request to its answer.
     pub(crate) total: Duration,
     /// From the scheduler to the start of the execution.
@@ -143,19 +167,22 @@ impl Statistics {
         let mut rows = 0;
         for request in answered {
             rows += request.rows;
-            if request.success {
-                totals.infer.success.add(1, request.total);
-                totals.infer.queue.add(1, request.queue);
-                totals.infer.compute_input.add(1, times.input);
-                totals.infer.compute_infer.add(1, times.infer);
-                totals.infer.compute_output.add(1, times.output);
-                totals.inference_count += request.rows;
-            } else {
-                totals.infer.fail.add(1, request.total);
-                totals.failures[FailureReason::Backend as usize] += 1;
+            match request.ended {
+                Ended::Failure(reason) => {
+                    totals.infer.fail.add(1, request.total);
+                    totals.failures[reason as usize] += 1;
+                    continue;
+                }
+                Ended::Success => totals.infer.success.add(1, request.total),
+                Ended::Open => {}
             }
+            totals.infer.queue.add(1, request.queue);
+            totals.infer.compute_input.add(1, times.input);
+            totals.infer.compute_infer.add(1, times.infer);
+            totals.infer.compute_output.add(1, times.output);
+            totals.inference_count += request.rows;
         }
-        if answered.iter().any(|request| request.success) {
+        if answered.iter().any(|request| !matches!(request.ended, Ended::Failure(_))) {
             totals.execution_count += 1;
             totals.last_inference_ms = now_ms();
             let batch = totals.batches.entry(rows).or_default();
@@ -180,7 +207,12 @@ impl Statistics {
         self.0.lock().infer.cache_miss.add(1, time);
     }
 
-    /// Counts a request that failed without an execution.
+    /// Counts a request whose last response is sent some time after its execution.
+    pub(crate) fn completed(&self, total: Duration) {
+        self.0.lock().infer.success.add(1, total);
+    }
+
+    /// Counts a request that failed outside of an execution.
     pub(crate) fn failed(&self, reason: FailureReason, total: Duration) {
         let mut totals = self.0.lock();
         totals.infer.fail.add(1, total);
@@ -195,20 +227,21 @@ impl Statistics {
 
     /// Counts the `index`-th response of a decoupled request. `infer` runs from the start of the execution or the
     /// response before.
-    pub(crate) fn responded(&self, index: u32, success: Option<bool>, infer: Duration) {
+    pub(crate) fn responded(&self, index: u32, sent: Sent, infer: Duration) {
         let mut totals = self.0.lock();
         let response = totals.responses.entry(index).or_default();
-        match success {
-            Some(true) => {
+        match sent {
+            Sent::Response => {
                 response.compute_infer.add(1, infer);
                 response.compute_output.add(1, Duration::ZERO);
                 response.success.add(1, infer);
             }
-            Some(false) => {
+            Sent::Error => {
                 response.compute_infer.add(1, infer);
                 response.fail.add(1, infer);
             }
-            None => response.empty_response.add(1, infer),
+            Sent::Cancelled => response.cancel.add(1, infer),
+            Sent::Empty => response.empty_response.add(1, infer),
         }
     }
 
@@ -259,14 +292,15 @@ mod tests {
             infer: Duration::from_nanos(2),
             output: Duration::ZERO,
         };
-        let answered = |success, rows| Answered {
-            success,
+        let answered = |ended, rows| Answered {
+            ended,
             total: Duration::from_nanos(10),
             queue: Duration::from_nanos(3),
             rows,
         };
-        statistics.executed(times, &[answered(true, 4)]);
-        statistics.executed(times, &[answered(false, 2)]);
+        statistics.executed(times, &[answered(Ended::Success, 4)]);
+        let failure = FailureReason::of(&Error::internal("broken"));
+        statistics.executed(times, &[answered(Ended::Failure(failure), 2)]);
         statistics.failed(FailureReason::Canceled, Duration::from_nanos(5));
         let totals = statistics.totals();
         assert_eq!((totals.inference_count, totals.execution_count), (4, 1));
@@ -276,5 +310,29 @@ mod tests {
         let shown = totals.into_statistics("m", 1, Vec::new());
         assert_eq!(shown.batch_stats.len(), 1);
         assert_eq!(shown.batch_stats[0].batch_size, 4);
+    }
+
+    #[test]
+    fn a_request_that_goes_on_is_counted_when_it_ends() {
+        let statistics = Statistics::default();
+        let open = Answered {
+            ended: Ended::Open,
+            total: Duration::from_nanos(10),
+            queue: Duration::from_nanos(3),
+            rows: 1,
+        };
+        statistics.executed(ComputeTimes::default(), &[open]);
+        let totals = statistics.totals();
+        assert_eq!((totals.inference_count, totals.execution_count, totals.infer.success.count), (1, 1, 0));
+        statistics.responded(0, Sent::Response, Duration::from_nanos(1));
+        statistics.responded(1, Sent::Cancelled, Duration::from_nanos(2));
+        statistics.failed(FailureReason::of(&Error::new(Code::Cancelled, "gone")), Duration::from_nanos(20));
+        statistics.completed(Duration::from_nanos(30));
+        let shown = statistics.totals().into_statistics("m", 1, Vec::new());
+        assert_eq!(shown.inference_stats.success, DurationCount { count: 1, ns: 30 });
+        assert_eq!(shown.inference_stats.fail, DurationCount { count: 1, ns: 20 });
+        assert_eq!(shown.response_stats["0"].success.count, 1);
+        assert_eq!(shown.response_stats["1"].cancel, DurationCount { count: 1, ns: 2 });
+        assert_eq!(statistics.totals().failures, [0, 1, 0, 0]);
     }
 }

@@ -9,7 +9,7 @@ use trireme_types::Error;
 use super::source::{Pending, Refused};
 use super::stream::Stream;
 use crate::model::InFlight;
-use crate::stats::{Answered, ComputeTimes};
+use crate::stats::{Answered, ComputeTimes, Ended, FailureReason};
 
 /// What an execution taught about its model.
 #[derive(Default)]
@@ -71,18 +71,26 @@ pub(super) fn execute(engine: &mut dyn ModelInstance, mut pending: Vec<Pending>)
     };
     let mut answers = Vec::with_capacity(kept.len());
     let mut answered = Vec::with_capacity(kept.len());
+    // A request that ends early, as one that is cancelled, teaches nothing about the model's time.
+    let mut all_well = result.is_ok();
     for (request, kept) in batch.requests.into_iter().zip(kept) {
         let (mut request, responder, answer) = request.into_parts();
         let answer = answer.map(|mut response| {
             response.id = std::mem::take(&mut request.id);
             response
         });
-        let success = responder.is_none() || answer.is_ok();
-        // The stream counts the responses of a decoupled request; the execution counts the request itself, once,
-        // unless it ends with an error, which the stream counts too.
-        if success || !decoupled {
+        // The way back of a decoupled request counts how it ends.
+        let well = if decoupled { Ended::Open } else { Ended::Success };
+        let ended = match &answer {
+            Err(error) if responder.is_some() => {
+                (!decoupled).then(|| Ended::Failure(FailureReason::of(error)))
+            }
+            _ => Some(well),
+        };
+        all_well &= matches!(ended, Some(Ended::Success));
+        if let Some(ended) = ended {
             let (total, queue) = (end - kept.received, start.saturating_duration_since(kept.queued));
-            answered.push(Answered { success, total, queue, rows: kept.rows });
+            answered.push(Answered { ended, total, queue, rows: kept.rows });
         }
         // A backend that kept the responder answers in its own time.
         answers.extend(responder.map(|responder| (responder, answer, kept.in_flight)));
@@ -92,7 +100,7 @@ pub(super) fn execute(engine: &mut dyn ModelInstance, mut pending: Vec<Pending>)
         responder.finish(answer);
         drop(in_flight);
     }
-    Outcome { time: (result.is_ok() && !decoupled).then(|| end - start), panicked }
+    Outcome { time: all_well.then(|| end - start), panicked }
 }
 
 fn panic_error(panic: &(dyn std::any::Any + Send)) -> Error {

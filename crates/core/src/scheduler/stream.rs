@@ -6,9 +6,9 @@ use std::time::Instant;
 use trireme_types::{InferRequest, InferResponse, Responder, ResponseSink, Result};
 
 use crate::model::InFlight;
-use crate::stats::FailureReason;
+use crate::stats::{FailureReason, Sent};
 
-/// The way back of a decoupled request: counts each response and keeps the request in flight until the last.
+/// The way back of a decoupled request: counts each response and how the request ends, and keeps the request in flight until the last.
 pub(super) struct Stream {
     id: String,
     responder: Option<Responder>,
@@ -43,8 +43,17 @@ impl ResponseSink for Stream {
     fn send(&mut self, reply: Option<Result<InferResponse>>, last: bool) {
         let statistics = &self.in_flight.model().statistics;
         let now = Instant::now();
-        let success = reply.as_ref().map(Result::is_ok);
-        statistics.responded(self.sent, success, now - self.since);
+        let failure = match &reply {
+            Some(Err(error)) => Some(FailureReason::of(error)),
+            _ => None,
+        };
+        let sent = match (&reply, failure) {
+            (None, _) => Sent::Empty,
+            (Some(_), None) => Sent::Response,
+            (Some(_), Some(FailureReason::Canceled)) => Sent::Cancelled,
+            (Some(_), Some(_)) => Sent::Error,
+        };
+        statistics.responded(self.sent, sent, now - self.since);
         self.since = now;
         self.sent = self.sent.saturating_add(1);
         let reply = reply.map(|reply| {
@@ -53,9 +62,11 @@ impl ResponseSink for Stream {
                 response
             })
         });
-        if success == Some(false) && !self.failed {
+        if let Some(reason) = failure.filter(|_| !self.failed) {
             self.failed = true;
-            statistics.failed(FailureReason::Backend, self.received.elapsed());
+            statistics.failed(reason, now - self.received);
+        } else if last && !self.failed {
+            statistics.completed(now - self.received);
         }
         match (reply, last) {
             (Some(reply), false) => {
