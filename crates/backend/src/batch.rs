@@ -52,17 +52,38 @@ pub struct BatchRequest {
     pub request: InferRequest,
     answer: Option<Result<InferResponse>>,
     responder: Option<Responder>,
+    rescheduled: bool,
 }
 
 impl BatchRequest {
     pub fn new(request: InferRequest, responder: Responder) -> Self {
-        Self { request, answer: None, responder: Some(responder) }
+        Self { request, answer: None, responder: Some(responder), rescheduled: false }
     }
 
     /// Gives the one answer of a request. The server sends it when the execution has ended and its statistics are
     /// written, so a client that asks for statistics after its answer finds itself counted.
     pub fn answer(&mut self, answer: Result<InferResponse>) {
         self.answer = Some(answer);
+        self.rescheduled = false;
+    }
+
+    /// Asks the scheduler to run the request again instead of answering it, for models with `iterative_sequence`. A
+    /// model that wants to send responses on the way must be decoupled and send them with
+    /// [`BatchRequest::respond`], which leaves the responder here.
+    pub fn reschedule(&mut self) {
+        self.rescheduled = true;
+    }
+
+    /// Whether the request shall run again.
+    pub fn is_rescheduled(&self) -> bool {
+        self.rescheduled
+    }
+
+    /// Sends a response that is not the last, of a decoupled model; see [`BatchRequest::reschedule`].
+    pub fn respond(&mut self, reply: Result<InferResponse>) {
+        if let Some(responder) = &mut self.responder {
+            responder.send(reply);
+        }
     }
 
     /// The response of a request that has been answered without an error.

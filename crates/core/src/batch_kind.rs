@@ -45,6 +45,14 @@ enum Part {
     Contents,
 }
 
+#[cfg(test)]
+impl Kind {
+    /// A kind for tests that need several.
+    pub(crate) fn of_words(words: &[i64]) -> Self {
+        Self(SmallVec::from_slice(words))
+    }
+}
+
 impl KindRule {
     pub(crate) fn new(spec: &ModelSpec) -> Self {
         // A plan that cannot be read has failed the load.

@@ -27,6 +27,8 @@ pub(crate) struct Expectation<'a> {
     pub(crate) inputs: &'a [TensorSpec],
     pub(crate) outputs: &'a [TensorSpec],
     pub(crate) padding: Option<&'a PaddingPlan>,
+    /// A correlation id may be a string.
+    pub(crate) text_ids: bool,
 }
 
 /// Checks and completes a request.
@@ -75,10 +77,12 @@ fn check(request: &mut InferRequest, expect: &Expectation<'_>) -> Result<()> {
     if expect.inputs.iter().any(|spec| !spec.optional && request.input(&spec.name).is_none()) {
         return Err(wrong_inputs(request, expect, required));
     }
-    if let CorrelationId::Text(id) = &request.sequence.id {
+    if let CorrelationId::Text(id) = &request.sequence.id
+        && !expect.text_ids
+    {
         return Err(Error::invalid_arg(format!(
-            "correlation ID in request is not an unsigned int, got the string '{id}'; model '{model}' has no sequence \
-             batching"
+            "correlation ID in request is not an unsigned int, got the string '{id}'; model '{model}' has no \
+             sequence batching with a control input for string ids"
         )));
     }
 

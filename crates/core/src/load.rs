@@ -30,7 +30,7 @@ use crate::executor::Executor;
 use crate::model::{Labels, ModelParts, ModelVersion};
 use crate::options::ServerOptions;
 use crate::repository::{self, ModelSource, Place};
-use crate::scheduler::{InstancePool, PoolParts, Scheduler, Timer, source_of};
+use crate::scheduler::{InstancePool, PoolParts, Scheduler, SequencePlan, Timer, sequence_plan, source_of};
 use crate::table::{Entry, VersionState};
 use crate::threads::ThreadBudget;
 
@@ -426,6 +426,7 @@ impl Loader {
         }
         let cache = self.cache.as_ref().filter(|_| spec.response_cache);
         let cache = cache.map(|cache| ModelCache::new(cache, name, context.version));
+        let sequences = sequence_plan(&spec, &model_dir(source)).map_err(plain)?;
         let tensors = ModelTensors {
             max_batch_size: spec.max_batch_size,
             inputs: spec.inputs.clone(),
@@ -433,10 +434,11 @@ impl Loader {
             batch_inputs: ragged::batch_inputs(&spec),
             batch_outputs: ragged::batch_outputs(&spec),
             padding: padding.clone(),
-            ..ModelTensors::default()
+            injected: sequences.as_ref().map(SequencePlan::inputs).unwrap_or_default(),
+            states: sequences.as_ref().map(SequencePlan::states).unwrap_or_default(),
         };
         let labels = files::read_labels(source, &spec)?;
-        let source_of_work = source_of(&spec).map_err(plain)?;
+        let source_of_work = source_of(&spec, sequences).map_err(plain)?;
         let backend_model = opened.load(tensors.clone()).map_err(plain)?;
         let backend_model = match padding {
             Some(plan) => trireme_backend::padding::padded(backend_model, plan),
@@ -489,9 +491,8 @@ fn plain(error: Error) -> Box<LoadFailure> {
 /// The part of a configuration that no scheduler here can keep its promise of.
 fn unsupported(spec: &ModelSpec, config: &ModelConfig) -> Option<&'static str> {
     match &spec.scheduling {
-        Scheduling::Sequence(_) => return Some("sequence_batching"),
         Scheduling::Ensemble(_) => return Some("ensemble_scheduling"),
-        Scheduling::Default | Scheduling::Dynamic(_) => {}
+        Scheduling::Default | Scheduling::Dynamic(_) | Scheduling::Sequence(_) => {}
     }
     if !config.model_warmup.is_empty() {
         return Some("model_warmup");

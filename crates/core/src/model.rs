@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use trireme_backend::{Model, ModelTensors};
-use trireme_config::ModelSpec;
-use trireme_proto::inference::ModelConfig;
+use trireme_config::{ModelSpec, Scheduling};
+use trireme_proto::inference::model_sequence_batching::control::Kind;
+use trireme_proto::inference::{self, ModelConfig};
 use trireme_types::{Error, InferInput, InferRequest, Responder, Result, TensorBuffer, TensorSpec};
 
 use crate::cache::ModelCache;
@@ -53,6 +54,7 @@ pub struct ModelVersion {
     config_json: Bytes,
     tensors: ModelTensors,
     labels: HashMap<Arc<str>, Labels>,
+    text_ids: bool,
     backend_model: Arc<dyn Model>,
     scheduler: Scheduler,
     cache: Option<ModelCache>,
@@ -86,6 +88,7 @@ impl ModelVersion {
             name: parts.name,
             version: parts.version,
             platform,
+            text_ids: takes_text_ids(&parts.spec),
             spec: parts.spec,
             config: parts.config,
             config_json: parts.config_json,
@@ -234,6 +237,7 @@ impl ModelVersion {
             inputs: &self.tensors.inputs,
             outputs: &self.tensors.outputs,
             padding: self.tensors.padding.as_deref(),
+            text_ids: self.text_ids,
         }
     }
 }
@@ -256,6 +260,21 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Whether a correlation id may be a string: with a CORRID control of that type, or without any. An ensemble leaves it to
+/// its steps.
+fn takes_text_ids(spec: &ModelSpec) -> bool {
+    match &spec.scheduling {
+        Scheduling::Sequence(batching) => batching
+            .control_input
+            .iter()
+            .flat_map(|input| &input.control)
+            .filter(|control| control.kind() == Kind::ControlSequenceCorrid)
+            .all(|control| control.data_type() == inference::DataType::TypeString),
+        Scheduling::Ensemble(_) => true,
+        Scheduling::Default | Scheduling::Dynamic(_) => false,
     }
 }
 

@@ -1,8 +1,8 @@
 //! How the requests of a model reach what answers them.
 //!
 //! `pool` holds the instances; a `source` decides what they run next: `queue` and `batcher` are the default scheduler and
-//! the dynamic batcher, with `company` to say whether waiting pays. `order` keeps answers in line, `timer` wakes pools,
-//! `run` is one execution.
+//! the dynamic batcher, with `company` to say whether waiting pays, `sequence` is the sequence batcher. `order` keeps
+//! answers in line, `timer` wakes pools, `run` is one execution.
 
 mod batcher;
 mod company;
@@ -10,10 +10,12 @@ mod order;
 mod pool;
 mod queue;
 mod run;
+mod sequence;
 mod source;
 mod stream;
 mod timer;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use trireme_config::{ModelSpec, Scheduling};
@@ -23,6 +25,8 @@ use self::batcher::Rules;
 use self::company::Company;
 pub(crate) use self::pool::{InstancePool, PoolParts, Remake};
 use self::queue::LevelRules;
+pub(crate) use self::sequence::SequencePlan;
+use self::sequence::SequenceSource;
 use self::source::{QueueSource, Source};
 pub(crate) use self::timer::Timer;
 use crate::batch_kind::KindRule;
@@ -64,12 +68,25 @@ impl Scheduler {
     }
 }
 
+/// What the configuration says of sequences, if it does; `model_dir` has the files that it names.
+///
+/// # Errors
+/// A state or a parameter of the scheduler that is none.
+pub(crate) fn sequence_plan(spec: &ModelSpec, model_dir: &Path) -> Result<Option<SequencePlan>> {
+    let Scheduling::Sequence(batching) = &spec.scheduling else { return Ok(None) };
+    SequencePlan::new(spec, batching, is_delay_fixed(spec)?, model_dir).map(Some)
+}
+
 /// What decides which requests of a model run next.
 ///
 /// # Errors
 /// A parameter of the scheduler has a value that is none.
-pub(crate) fn source_of(spec: &ModelSpec) -> Result<Box<dyn Source>> {
+pub(crate) fn source_of(spec: &ModelSpec, sequences: Option<SequencePlan>) -> Result<Box<dyn Source>> {
     let kinds = KindRule::new(spec);
+    if let Some(plan) = sequences {
+        let instances = spec.instance_groups.iter().map(|group| group.count).sum();
+        return Ok(Box::new(SequenceSource::new(plan, kinds, instances)));
+    }
     Ok(Box::new(match &spec.scheduling {
         Scheduling::Dynamic(batching) => {
             let rules = Rules {

@@ -39,7 +39,14 @@ fn run(inputs: Vec<InferInput>, specs: &[TensorSpec], max_batch_size: usize) -> 
     let outputs = [spec("Y", DataType::Fp32, &[1])];
     normalize(
         &mut request,
-        &Expectation { model: "m", max_batch_size, inputs: specs, outputs: &outputs, padding: None },
+        &Expectation {
+            model: "m",
+            max_batch_size,
+            inputs: specs,
+            outputs: &outputs,
+            padding: None,
+            text_ids: false,
+        },
     )?;
     Ok(request)
 }
@@ -140,7 +147,14 @@ fn raw_bodies_become_the_only_input() {
     let deduce = |specs: &[TensorSpec], max_batch_size, body: Vec<u8>| {
         raw_input(
             body.into(),
-            &Expectation { model: "m", max_batch_size, inputs: specs, outputs: &outputs, padding: None },
+            &Expectation {
+                model: "m",
+                max_batch_size,
+                inputs: specs,
+                outputs: &outputs,
+                padding: None,
+                text_ids: false,
+            },
         )
     };
     let open = [spec("X", DataType::Fp32, &[2, -1])];
@@ -160,8 +174,14 @@ fn unknown_outputs_are_refused() {
     let mut request = InferRequest::new();
     request.inputs.push(input("X", DataType::Fp32, &[1], 4));
     request.outputs.push(RequestedOutput { name: Arc::from("NOPE") });
-    let expect =
-        Expectation { model: "m", max_batch_size: 0, inputs: &specs, outputs: &specs, padding: None };
+    let expect = Expectation {
+        model: "m",
+        max_batch_size: 0,
+        inputs: &specs,
+        outputs: &specs,
+        padding: None,
+        text_ids: false,
+    };
     let error = normalize(&mut request, &expect).expect_err("no such output");
     assert!(error.message().starts_with("unexpected inference output 'NOPE' for model 'm'"));
 }

@@ -18,7 +18,7 @@ use trireme_types::{Error, InferRequest, Responder, Result};
 
 use super::order::Order;
 use super::run;
-use super::source::{Next, Pending, Refused, Source};
+use super::source::{Next, Pending, Refused, Role, Source};
 use super::timer::{Timer, Wakeable};
 use crate::executor::Executor;
 use crate::model::ModelVersion;
@@ -112,7 +112,8 @@ impl InstancePool {
         responder: Responder,
     ) {
         let now = Instant::now();
-        let mut pending = Pending { request, responder, queued: now, in_flight: model.enter() };
+        let mut pending =
+            Pending { request, responder, queued: now, in_flight: model.enter(), role: Role::Client };
         let mut state = self.state.lock();
         if state.stopped {
             drop(state);
@@ -140,9 +141,12 @@ impl InstancePool {
     /// Finds work for idle instances and sees to it that the pool is woken in time for what waits.
     fn step(&self, state: &mut State, now: Instant) -> Step {
         let mut step = Step::default();
-        if state.source.next_deadline().is_some_and(|deadline| deadline <= now) {
-            state.source.sweep(now, false, &mut step.refused);
-        }
+        let sweep = |state: &mut State, step: &mut Step| {
+            if state.source.next_deadline().is_some_and(|deadline| deadline <= now) {
+                state.source.sweep(now, false, &mut step.refused);
+            }
+        };
+        sweep(state, &mut step);
         let mut look_again: Option<Instant> = None;
         // From the end: the instance that ran last has the warmest caches.
         let mut place = state.idle.len();
@@ -165,6 +169,8 @@ impl InstancePool {
                 Next::Idle => {}
             }
         }
+        // Choosing may have found requests whose clients are gone.
+        sweep(state, &mut step);
         let alarm = look_again.into_iter().chain(state.source.next_deadline()).min();
         if let Some(at) = alarm.filter(|at| state.alarm.is_none_or(|alarm| *at < alarm)) {
             state.alarm = Some(at);
@@ -226,9 +232,13 @@ impl InstancePool {
         }
         let now = Instant::now();
         let mut state = self.state.lock();
+        let again = outcome.again.into_iter().filter_map(|again| state.source.reschedule(again, now).err());
+        let refused: Vec<Refused> = again.map(|refused| *refused).collect();
         state.source.finished(instance.index, now);
         state.idle.push(instance);
-        self.step(&mut state, now)
+        let mut step = self.step(&mut state, now);
+        step.refused.extend(refused);
+        step
     }
 
     fn is_quick(&self, batch: &[Pending]) -> bool {

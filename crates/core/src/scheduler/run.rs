@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use trireme_backend::{Batch, BatchRequest, ModelInstance};
 use trireme_types::Error;
 
-use super::source::{Pending, Refused};
+use super::source::{Pending, Refused, Role};
 use super::stream::Stream;
 use crate::model::InFlight;
 use crate::stats::{Answered, ComputeTimes, Ended, FailureReason};
@@ -17,6 +17,8 @@ pub(super) struct Outcome {
     /// How long it took, if all of it went well.
     pub(super) time: Option<Duration>,
     pub(super) panicked: bool,
+    /// Requests that shall run again.
+    pub(super) again: Vec<Pending>,
 }
 
 /// What is kept of a request while a backend has it.
@@ -26,6 +28,7 @@ struct Kept {
     rows: u64,
     /// `None` when the way back holds it.
     in_flight: Option<InFlight>,
+    role: Role,
 }
 
 /// Runs requests together and answers them. Those whose clients have gone away do not run.
@@ -41,12 +44,18 @@ pub(super) fn execute(engine: &mut dyn ModelInstance, mut pending: Vec<Pending>)
     let start = Instant::now();
     let decoupled = model.is_decoupled();
     let mut kept = Vec::with_capacity(pending.len());
-    let requests = pending.into_iter().map(|Pending { request, responder, queued, in_flight }| {
-        let (responder, in_flight) = match decoupled {
+    let requests = pending.into_iter().map(|Pending { request, responder, queued, in_flight, role }| {
+        let (responder, in_flight) = match decoupled && role == Role::Client {
             true => (Stream::between(&request, responder, in_flight, start), None),
             false => (responder, Some(in_flight)),
         };
-        kept.push(Kept { queued, received: request.received, rows: request.batch_size as u64, in_flight });
+        kept.push(Kept {
+            queued,
+            received: request.received,
+            rows: request.batch_size as u64,
+            in_flight,
+            role,
+        });
         BatchRequest::new(request, responder)
     });
     let mut batch = Batch::new(requests.collect(), start);
@@ -73,8 +82,18 @@ pub(super) fn execute(engine: &mut dyn ModelInstance, mut pending: Vec<Pending>)
     let mut answered = Vec::with_capacity(kept.len());
     // A request that ends early, as one that is cancelled, teaches nothing about the model's time.
     let mut all_well = result.is_ok();
+    let mut again = Vec::new();
     for (request, kept) in batch.requests.into_iter().zip(kept) {
+        let is_rescheduled = request.is_rescheduled();
         let (mut request, responder, answer) = request.into_parts();
+        if kept.role == Role::Filler {
+            continue;
+        }
+        if is_rescheduled && let Some(responder) = responder {
+            let in_flight = kept.in_flight.unwrap_or_else(|| model.enter());
+            again.push(Pending { request, responder, queued: end, in_flight, role: Role::Again });
+            continue;
+        }
         let answer = answer.map(|mut response| {
             response.id = std::mem::take(&mut request.id);
             response
@@ -100,7 +119,7 @@ pub(super) fn execute(engine: &mut dyn ModelInstance, mut pending: Vec<Pending>)
         responder.finish(answer);
         drop(in_flight);
     }
-    Outcome { time: all_well.then(|| end - start), panicked }
+    Outcome { time: all_well.then(|| end - start), panicked, again }
 }
 
 fn panic_error(panic: &(dyn std::any::Any + Send)) -> Error {

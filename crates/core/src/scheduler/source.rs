@@ -24,6 +24,19 @@ pub(crate) struct Pending {
     pub(crate) responder: Responder,
     pub(crate) queued: Instant,
     pub(crate) in_flight: InFlight,
+    pub(crate) role: Role,
+}
+
+/// What a request is to the scheduler.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// A client asked for it.
+    #[default]
+    Client,
+    /// A client asked for it, it ran, and its model gave it back to run again.
+    Again,
+    /// The server made it up, as a row without a request; nobody waits for its answer and it is not counted.
+    Filler,
 }
 
 /// A request that ends without an execution.
@@ -52,6 +65,14 @@ pub(crate) trait Source: Send {
 
     /// The instance has run what [`Source::next`] gave it.
     fn finished(&mut self, instance: usize, now: Instant);
+
+    /// Takes back a request that ran and whose model wants it to run again. Called before [`Source::finished`].
+    ///
+    /// # Errors
+    /// The request itself, of a model without `iterative_sequence`.
+    fn reschedule(&mut self, pending: Pending, _now: Instant) -> Result<(), Box<Refused>> {
+        Err(Refused::not_rescheduled(pending))
+    }
 
     /// Removes requests whose time is over and, with `closed`, those whose clients have gone away.
     fn sweep(&mut self, now: Instant, closed: bool, refused: &mut Vec<Refused>);
@@ -189,6 +210,16 @@ impl Refused {
     pub(crate) fn cancelled(pending: Pending) -> Self {
         let error = Error::new(trireme_types::Code::Cancelled, "the request was cancelled");
         Self { pending, error, reason: FailureReason::Canceled }
+    }
+
+    /// A request that was given back to a scheduler that runs each request once.
+    pub(crate) fn not_rescheduled(pending: Pending) -> Box<Self> {
+        let error = Error::internal(format!(
+            "the backend asked to run the request again, which needs 'sequence_batching {{ iterative_sequence: true }}' \
+             in the configuration of model '{}'",
+            pending.in_flight.model().name()
+        ));
+        Box::new(Self { pending, error, reason: FailureReason::Backend })
     }
 
     /// Counts it and answers it.
