@@ -27,12 +27,8 @@ import onnxruntime
 from light import OURS, ROOT, Server, fixtures, http_request, lua, spread
 
 FIXED = 'parameters { key: "TRIREME_QUEUE_DELAY" value: { string_value: "fixed" } }\n'
-WAYS = {
-    "off": (1, ""),
-    "no delay": (64, "dynamic_batching { }\n"),
-    "2 ms, adaptive": (64, "dynamic_batching { max_queue_delay_microseconds: 2000 }\n"),
-    "2 ms, fixed": (64, "dynamic_batching { max_queue_delay_microseconds: 2000 }\n" + FIXED),
-}
+DELAY = "dynamic_batching { max_queue_delay_microseconds: 2000 }\n"
+WAYS = {"off": "", "no delay": "dynamic_batching { }\n", "2 ms, adaptive": DELAY, "2 ms, fixed": DELAY + FIXED}
 
 
 @dataclass
@@ -44,6 +40,8 @@ class Model:
     input: str
     row: tuple[int, ...]
     threads: int
+    # The batch size at which the bare engine is best.
+    limit: int
     # Configuration beside the batch size, for models whose file leaves dimensions open.
     more: str = ""
 
@@ -77,7 +75,8 @@ class Result:
 
 def lay(repository: Path, models: list[Model]) -> None:
     for model in models:
-        for index, (limit, more) in enumerate(WAYS.values()):
+        for index, more in enumerate(WAYS.values()):
+            limit = model.limit if more else 1
             folder = repository / f"{model.name}_{index}"
             (folder / "1").mkdir(parents=True)
             (folder / "1" / "model.onnx").symlink_to(model.file)
@@ -136,8 +135,8 @@ def main() -> None:
         direction = ROOT / "examples/repository/text_direction/1/model.onnx"
         dims = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ 3, 48, 192 ] } ]\n'
         models = [
-            Model("mlp", folder / "mlp/1/model.onnx", "X", (64,), 1),
-            Model("conv", direction.resolve(), "x", (3, 48, 192), 1, dims),
+            Model("mlp", folder / "mlp/1/model.onnx", "X", (64,), 1, 64),
+            Model("conv", direction.resolve(), "x", (3, 48, 192), 1, 16, dims),
         ]
         models = [model for model in models if arguments.model in (None, model.name)]
         repository = folder / "models"
