@@ -269,7 +269,7 @@ fn known(what: &str, specs: &[TensorSpec]) -> String {
 }
 
 /// `[request id: x] `, as Triton puts it in front of messages.
-struct IdPrefix<'a>(&'a str);
+pub(crate) struct IdPrefix<'a>(pub(crate) &'a str);
 
 impl std::fmt::Display for IdPrefix<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

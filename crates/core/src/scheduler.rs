@@ -32,6 +32,9 @@ pub(crate) use self::timer::Timer;
 use crate::batch_kind::KindRule;
 use crate::model::ModelVersion;
 
+/// Clients that a batcher expects before it has seen any.
+const FIRST_CLIENTS: usize = 16;
+
 /// The scheduler of one model version.
 pub(crate) enum Scheduler {
     /// Instances of a backend's model.
@@ -95,10 +98,10 @@ pub(crate) fn source_of(spec: &ModelSpec, sequences: Option<SequencePlan>) -> Re
                 max_delay: batching.max_queue_delay,
                 single: spec.max_batch_size == 0,
             };
-            let company = Company::new(is_delay_fixed(spec)?);
+            let company = Company::new(is_delay_fixed(spec)?, rules.max_rows.min(FIRST_CLIENTS));
             QueueSource::new(rules, LevelRules::of(batching), kinds, company)
         }
-        _ => QueueSource::new(Rules::single(), LevelRules::default(), kinds, Company::new(true)),
+        _ => QueueSource::new(Rules::single(), LevelRules::default(), kinds, Company::new(true, 0)),
     }))
 }
 

@@ -3,7 +3,8 @@
 //! Clients that wait for their answers before they ask again can be counted: the most requests that were inside at
 //! once is the number of clients. While fewer are inside, the others are about to ask and a batch waits for them, up
 //! to its delay limit; once all are inside, nobody can come before somebody is answered, and waiting is time lost. A
-//! lone client therefore never waits. Two waits in vain shrink the number halfway to what was seen.
+//! lone client therefore does not wait, once a few waits in vain have shown that it is alone. Two waits in vain shrink
+//! the number halfway to what was seen.
 
 use std::time::{Duration, Instant};
 
@@ -30,8 +31,16 @@ pub(crate) struct Company {
 }
 
 impl Company {
-    pub(crate) fn new(fixed: bool) -> Self {
-        Self { fixed, clients: 0, running: 0, runs: Vec::new(), run_time: Duration::ZERO, waits_in_vain: 0 }
+    /// `expected` clients are taken for granted until it shows how many there are.
+    pub(crate) fn new(fixed: bool, expected: usize) -> Self {
+        Self {
+            fixed,
+            clients: expected,
+            running: 0,
+            runs: Vec::new(),
+            run_time: Duration::ZERO,
+            waits_in_vain: 0,
+        }
     }
 
     /// A request has come; `waiting` counts it.
@@ -100,7 +109,7 @@ mod tests {
     #[test]
     fn a_lone_client_is_not_kept_waiting() {
         let now = Instant::now();
-        let mut company = Company::new(false);
+        let mut company = Company::new(false, 0);
         for round in 0..5 {
             let now = now + MS * round;
             company.arrived(1);
@@ -113,7 +122,7 @@ mod tests {
     #[test]
     fn waits_until_everybody_who_was_seen_is_here() {
         let now = Instant::now();
-        let mut company = Company::new(false);
+        let mut company = Company::new(false, 0);
         (1..=16).for_each(|waiting| company.arrived(waiting));
         company.began(0, 16, now);
         company.ended(0, now + MS);
@@ -124,7 +133,7 @@ mod tests {
     #[test]
     fn those_who_run_are_waited_for_only_if_they_end_in_time() {
         let now = Instant::now();
-        let mut company = Company::new(false);
+        let mut company = Company::new(false, 0);
         company.arrived(1);
         company.began(0, 1, now);
         company.ended(0, now + 4 * MS);
@@ -137,7 +146,7 @@ mod tests {
 
     #[test]
     fn clients_that_left_are_forgotten() {
-        let mut company = Company::new(false);
+        let mut company = Company::new(false, 0);
         company.arrived(64);
         let waits = std::iter::repeat_with(|| company.waited(true, 1)).take(14).count();
         assert_eq!((waits, company.clients), (14, 1));
@@ -146,6 +155,6 @@ mod tests {
     #[test]
     fn the_fixed_rule_always_waits() {
         let now = Instant::now();
-        assert!(Company::new(true).is_expected(1, now, now + MS));
+        assert!(Company::new(true, 0).is_expected(1, now, now + MS));
     }
 }

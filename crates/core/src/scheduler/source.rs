@@ -12,6 +12,7 @@ use super::batcher::{Candidate, Decision, Picked, Rules, next_batch};
 use super::company::Company;
 use super::queue::{Claim, LevelRules, PolicyQueue, Waiting};
 use crate::batch_kind::{Kind, KindRule};
+use crate::infer::IdPrefix;
 use crate::model::InFlight;
 use crate::stats::FailureReason;
 
@@ -131,6 +132,7 @@ impl Source for QueueSource {
                      max_queue_size",
                     pending.in_flight.model().name()
                 ))
+                .prefixed(IdPrefix(&pending.request.id))
                 .retry_after(self.time_to_serve());
                 Err(Box::new(Refused { pending, error, reason: FailureReason::Rejected }))
             }

@@ -20,7 +20,7 @@ fn decide(requests: &[(usize, u8, u32)], rules: &Rules, company: &Company) -> (D
 }
 
 fn fixed(requests: &[(usize, u8, u32)], rules: &Rules) -> Decision {
-    decide(requests, rules, &Company::new(true)).0
+    decide(requests, rules, &Company::new(true, 0)).0
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn without_a_delay_everything_that_fits_runs() {
 #[test]
 fn waits_for_its_delay_and_no_longer() {
     let rules = rules(8, &[8], 100);
-    let (decision, now) = decide(&[(1, 0, 30), (1, 0, 10)], &rules, &Company::new(true));
+    let (decision, now) = decide(&[(1, 0, 30), (1, 0, 10)], &rules, &Company::new(true, 0));
     assert_eq!(decision, Decision::WaitUntil(now + US * 70));
     assert_eq!(fixed(&[(1, 0, 100), (1, 0, 0)], &rules), Decision::Run(Picked::First(2)));
     assert_eq!(fixed(&[(1, 0, 0); 8], &rules), Decision::Run(Picked::First(8)));
@@ -69,7 +69,7 @@ fn a_single_scheduler_joins_nothing() {
 #[test]
 fn runs_early_when_nobody_is_expected() {
     let rules = rules(8, &[8], 2000);
-    let mut company = Company::new(false);
+    let mut company = Company::new(false, 0);
     company.arrived(3);
     let (decision, now) = decide(&[(1, 0, 1), (1, 0, 1)], &rules, &company);
     assert_eq!(decision, Decision::WaitUntil(now + US * 1999));
@@ -90,7 +90,7 @@ proptest! {
     ) {
         let preferred: Vec<usize> = preferred.into_iter().filter(|size| *size <= max_rows).collect();
         let rules = rules(max_rows, &preferred, delay);
-        let mut company = Company::new(is_fixed);
+        let mut company = Company::new(is_fixed, 0);
         company.arrived(clients.max(requests.len()));
         let mut requests: Vec<_> = requests.into_iter().map(|(rows, kind, age)| (rows.min(max_rows), kind, age)).collect();
         requests.sort_by_key(|(_, _, age)| std::cmp::Reverse(*age));
