@@ -5,7 +5,8 @@
 //! 2. [`check_directory_name`] and [`deduce`]: name, backend, platform and model file name from the model's directory;
 //! 3. [`complete`]: tensors and batch size from what the backend read in the model file;
 //! 4. [`normalize`]: the defaults that Triton writes into a configuration;
-//! 5. [`validate`]: Triton's rules, and [`check_report`]: whether the model file fits;
+//! 5. [`validate`]: Triton's rules, and [`check_report`]: whether the model file fits; for an ensemble
+//!    [`check_ensemble`]: whether the models of its steps do;
 //! 6. [`ModelSpec::from_config`]: the form without optional fields.
 //!
 //! [`to_json`] and [`print_pbtxt`] go the other way. Every error says what is wrong, where, and what to do.
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod complete;
+mod composing;
 mod deduce;
 mod error;
 mod json;
@@ -29,6 +31,7 @@ mod testing;
 mod validate;
 
 pub use complete::complete;
+pub use composing::{ComposingModel, EnsembleFlow, check_ensemble};
 pub use deduce::{check_directory_name, deduce};
 pub use error::{ConfigError, ConfigErrors, Note, NoteLevel, Related, Snippet};
 pub use json::{from_json, to_json};

@@ -1,5 +1,6 @@
 //! `trireme check`: the load pipeline without serving, its findings in a form that programs can read.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -10,10 +11,11 @@ use trireme_types::{Error, Result};
 
 use crate::cache::ResponseCache;
 use crate::executor::Executor;
-use crate::load::{LoadOverrides, Loader, config_path, model_dir};
+use crate::load::{LoadOverrides, Loaded, Loader, config_path, model_dir, order};
 use crate::options::ServerOptions;
 use crate::repository;
 use crate::server::Server;
+use crate::table::ModelTable;
 use crate::threads::ThreadBudget;
 
 /// One thing that is wrong, or looks wrong, and where.
@@ -89,11 +91,36 @@ impl Server {
         let budget = ThreadBudget::new(options.cores);
         let executor = Executor::new();
         let cache = ResponseCache::of(&options, &executor)?;
-        let loader = Loader::new(options.clone(), backends, executor, budget, cache);
-        let wanted = &options.load_models;
+        let table = Arc::new(ModelTable::default());
+        let loader = Loader::new(options.clone(), backends, executor, budget, cache, Arc::clone(&table));
+        let none = LoadOverrides::default();
+        let steps =
+            sources.iter().map(|source| (source.name.clone(), loader.composing_models(source, &none)));
+        let steps: Vec<(String, Vec<String>)> = steps.collect();
+        let is_asked_for =
+            |name: &String| options.load_models.is_empty() || options.load_models.contains(name);
+        let order = order(&steps);
+        let in_order = order.waves.into_iter().flatten().map(|place| (place, None));
+        let in_order = in_order.chain(order.circular.into_iter().map(|(place, way)| (place, Some(way))));
+        let needed = needed(&steps, is_asked_for);
         let mut checks = Vec::with_capacity(sources.len());
-        for source in sources.iter().filter(|source| wanted.is_empty() || wanted.contains(&source.name)) {
-            let loaded = loader.load(source, &LoadOverrides::default());
+        for (place, way) in in_order {
+            let Some(source) = sources.get(place).filter(|source| needed.contains(source.name.as_str()))
+            else {
+                continue;
+            };
+            let loaded = match way {
+                None => loader.load(source, &none),
+                Some(way) => Loaded::circular(&way),
+            };
+            if steps.iter().any(|(_, steps)| steps.contains(&source.name)) {
+                // A step's model stays loaded until its ensembles have been checked.
+                let entry = loaded.to_entry();
+                table.update(&source.name, |_| entry);
+            }
+            if !is_asked_for(&source.name) {
+                continue;
+            }
             let mut versions: Vec<(i64, Result<()>)> =
                 loaded.versions.iter().map(|model| (model.version(), Ok(()))).collect();
             let mut errors = Vec::new();
@@ -120,6 +147,21 @@ impl Server {
                 warnings: loaded.warnings,
             });
         }
+        checks.sort_by(|a, b| a.model.cmp(&b.model));
         Ok(checks)
     }
+}
+
+/// Models that were asked for and those that they are made of.
+fn needed(steps: &[(String, Vec<String>)], is_asked_for: impl Fn(&String) -> bool) -> BTreeSet<&str> {
+    let mut found = BTreeSet::new();
+    let mut names: Vec<&str> =
+        steps.iter().map(|(name, _)| name).filter(|name| is_asked_for(name)).map(String::as_str).collect();
+    while let Some(name) = names.pop() {
+        if found.insert(name) {
+            let own = steps.iter().filter(|(other, _)| other == name);
+            names.extend(own.flat_map(|(_, steps)| steps).map(String::as_str));
+        }
+    }
+    found
 }

@@ -9,6 +9,7 @@
 mod batch_kind;
 mod cache;
 mod check;
+mod ensemble;
 mod executor;
 mod infer;
 mod load;

@@ -4,7 +4,10 @@
 //! alone, with a paragraph that says what was looked for, what was found and what to do.
 
 mod advice;
+mod dependents;
+mod ensemble;
 mod files;
+mod order;
 mod padding;
 mod ragged;
 
@@ -21,8 +24,10 @@ use trireme_config::{ConfigErrors, InstanceKind, ModelSpec, Note, NoteLevel, Sch
 use trireme_proto::inference::ModelConfig;
 use trireme_types::{Error, Result};
 
+pub(crate) use self::dependents::Dependents;
 pub(crate) use self::files::config_path;
 use self::files::{Places, ReadConfig};
+pub(crate) use self::order::order;
 
 use crate::cache::{ModelCache, ResponseCache};
 use crate::check::Finding;
@@ -31,7 +36,7 @@ use crate::model::{Labels, ModelParts, ModelVersion};
 use crate::options::ServerOptions;
 use crate::repository::{self, ModelSource, Place};
 use crate::scheduler::{InstancePool, PoolParts, Scheduler, SequencePlan, Timer, sequence_plan, source_of};
-use crate::table::{Entry, VersionState};
+use crate::table::{Entry, ModelTable, VersionState};
 use crate::threads::ThreadBudget;
 
 /// What a load request brings along instead of what lies on disk.
@@ -121,12 +126,23 @@ impl Loaded {
         Self::failed(LoadFailure::of_model(error, advice))
     }
 
-    pub(crate) fn into_entry(self) -> Entry {
+    /// An ensemble that depends on itself, `way` around.
+    pub(crate) fn circular(way: &str) -> Self {
+        let error = Error::invalid_arg(format!("circular dependency between ensembles: {way}"));
+        let advice = "Each of these has a step that runs the next one. Take one of the steps out.";
+        Self::failed(LoadFailure::of_model(error, advice))
+    }
+
+    pub(crate) fn to_entry(&self) -> Entry {
         let ready = self.versions.iter().map(|model| (model.version(), VersionState::ready()));
         let failed = self.failures.iter().filter_map(|failure| {
             failure.version.map(|version| (version, VersionState::unavailable(failure.reason())))
         });
-        Entry { states: ready.chain(failed).collect(), ready: self.versions, failures: self.failures }
+        Entry {
+            states: ready.chain(failed).collect(),
+            ready: self.versions.clone(),
+            failures: self.failures.clone(),
+        }
     }
 }
 
@@ -138,12 +154,15 @@ pub(crate) struct Loader {
     timer: Timer,
     budget: ThreadBudget,
     cache: Option<Arc<ResponseCache>>,
+    /// Where ensembles find the models of their steps.
+    table: Arc<ModelTable>,
 }
 
 /// A model between its configuration and its versions.
 struct Plan<'a> {
     source: &'a ModelSource,
-    backend: &'a Arc<dyn Backend>,
+    /// `None`: an ensemble.
+    backend: Option<&'a Arc<dyn Backend>>,
     config: ModelConfig,
     places: Places,
     versions: Vec<i64>,
@@ -156,9 +175,10 @@ impl Loader {
         executor: Executor,
         budget: ThreadBudget,
         cache: Option<Arc<ResponseCache>>,
+        table: Arc<ModelTable>,
     ) -> Self {
         let backends = backends.into_iter().map(|backend| (backend.name().to_owned(), backend)).collect();
-        Self { options, backends, executor, timer: Timer::default(), budget, cache }
+        Self { options, backends, executor, timer: Timer::default(), budget, cache, table }
     }
 
     pub(crate) fn budget(&self) -> ThreadBudget {
@@ -250,11 +270,14 @@ impl Loader {
             let file = Some(config.default_model_filename.as_str()).filter(|file| !file.is_empty());
             return Err(Box::new(advice::no_version(source, file, &on_disk)));
         }
-        let backend = self.backend_of(&config, source).map_err(|mut failure| {
-            failure.affected.clone_from(&versions);
-            failure
-        })?;
-        let facts = self.facts(backend.as_ref());
+        let backend = match ensemble::is_ensemble(&config) {
+            true => None,
+            false => Some(self.backend_of(&config, source).map_err(|mut failure| {
+                failure.affected.clone_from(&versions);
+                failure
+            })?),
+        };
+        let facts = backend.map(|backend| self.facts(backend.as_ref())).unwrap_or_default();
         if self.options.cpu_fallback {
             tell(trireme_config::fall_back_to_cpu(&mut config, &facts));
         }
@@ -283,6 +306,7 @@ impl Loader {
     }
 
     fn load_versions(&self, plan: Plan<'_>) -> Loaded {
+        let Some(backend) = plan.backend else { return self.load_ensemble(plan) };
         let name = plan.source.name.clone();
         let mut loaded = Loaded::default();
         let mut config = plan.config;
@@ -290,16 +314,14 @@ impl Loader {
         let mut completed = false;
         for &version in &plan.versions {
             let started = Instant::now();
-            let result =
-                self.open(plan.source, plan.backend, &config, version).and_then(|(opened, context)| {
-                    if !completed {
-                        let notes =
-                            self.complete(&mut config, &places, plan.backend.as_ref(), opened.as_ref())?;
-                        loaded.warnings.extend(notes);
-                        completed = true;
-                    }
-                    self.build(plan.source, &config, &places, opened, &context, started)
-                });
+            let result = self.open(plan.source, backend, &config, version).and_then(|(opened, context)| {
+                if !completed {
+                    let notes = self.complete(&mut config, &places, backend.as_ref(), opened.as_ref())?;
+                    loaded.warnings.extend(notes);
+                    completed = true;
+                }
+                self.build(plan.source, &config, &places, opened, &context, started)
+            });
             match result {
                 Ok(model) => loaded.versions.push(Arc::new(model)),
                 Err(mut failure) => {
@@ -419,7 +441,7 @@ impl Loader {
         let name = &source.name;
         let mut spec = ModelSpec::from_config(config).map_err(|errors| places.advise(errors))?;
         let padding = padding::plan(&mut spec).map_err(|errors| places.advise(errors))?;
-        if let Some(what) = unsupported(&spec, config) {
+        if let Some(what) = unsupported(config) {
             return Err(plain(Error::unsupported(format!(
                 "{what} of model '{name}' is not available yet in this version of trireme"
             ))));
@@ -466,7 +488,7 @@ impl Loader {
             config_json: Bytes::from(trireme_config::to_json(config)),
             tensors,
             labels,
-            backend_model,
+            backend_model: Some(backend_model),
             scheduler: Scheduler::Instances(pool),
             cache,
             load_duration: started.elapsed(),
@@ -489,11 +511,7 @@ fn plain(error: Error) -> Box<LoadFailure> {
 }
 
 /// The part of a configuration that no scheduler here can keep its promise of.
-fn unsupported(spec: &ModelSpec, config: &ModelConfig) -> Option<&'static str> {
-    match &spec.scheduling {
-        Scheduling::Ensemble(_) => return Some("ensemble_scheduling"),
-        Scheduling::Default | Scheduling::Dynamic(_) | Scheduling::Sequence(_) => {}
-    }
+fn unsupported(config: &ModelConfig) -> Option<&'static str> {
     if !config.model_warmup.is_empty() {
         return Some("model_warmup");
     }

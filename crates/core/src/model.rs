@@ -55,7 +55,8 @@ pub struct ModelVersion {
     tensors: ModelTensors,
     labels: HashMap<Arc<str>, Labels>,
     text_ids: bool,
-    backend_model: Arc<dyn Model>,
+    /// `None` for ensembles.
+    backend_model: Option<Arc<dyn Model>>,
     scheduler: Scheduler,
     cache: Option<ModelCache>,
     pub(crate) statistics: Statistics,
@@ -72,7 +73,7 @@ pub(crate) struct ModelParts {
     pub(crate) config_json: Bytes,
     pub(crate) tensors: ModelTensors,
     pub(crate) labels: HashMap<Arc<str>, Labels>,
-    pub(crate) backend_model: Arc<dyn Model>,
+    pub(crate) backend_model: Option<Arc<dyn Model>>,
     pub(crate) scheduler: Scheduler,
     pub(crate) cache: Option<ModelCache>,
     pub(crate) load_duration: std::time::Duration,
@@ -194,7 +195,8 @@ impl ModelVersion {
     }
 
     pub(crate) fn statistics(&self) -> ModelStatistics {
-        self.statistics.totals().into_statistics(&self.name, self.version, self.backend_model.memory_usage())
+        let memory = self.backend_model.as_ref().map(|model| model.memory_usage()).unwrap_or_default();
+        self.statistics.totals().into_statistics(&self.name, self.version, memory)
     }
 
     /// Checks a request and gives it to the instances. Every error goes through the responder.
@@ -207,6 +209,18 @@ impl ModelVersion {
         match &self.cache {
             Some(cache) => cache.infer(self, request, responder),
             None => self.schedule(request, responder),
+        }
+    }
+
+    /// Whether two loads of an ensemble version do the same, so that the later one is not needed.
+    pub(crate) fn serves_like(&self, other: &Self) -> bool {
+        match (&self.scheduler, &other.scheduler) {
+            (Scheduler::Ensemble(mine), Scheduler::Ensemble(theirs)) => {
+                self.version == other.version
+                    && self.config_json == other.config_json
+                    && mine.facts() == theirs.facts()
+            }
+            _ => false,
         }
     }
 

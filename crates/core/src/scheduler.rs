@@ -30,6 +30,7 @@ use self::sequence::SequenceSource;
 use self::source::{QueueSource, Source};
 pub(crate) use self::timer::Timer;
 use crate::batch_kind::KindRule;
+use crate::ensemble::Ensemble;
 use crate::model::ModelVersion;
 
 /// Clients that a batcher expects before it has seen any.
@@ -39,6 +40,8 @@ const FIRST_CLIENTS: usize = 16;
 pub(crate) enum Scheduler {
     /// Instances of a backend's model.
     Instances(Arc<InstancePool>),
+    /// Other models.
+    Ensemble(Arc<Ensemble>),
 }
 
 impl Scheduler {
@@ -46,6 +49,7 @@ impl Scheduler {
     pub(crate) fn enqueue(&self, model: &Arc<ModelVersion>, request: InferRequest, responder: Responder) {
         match self {
             Self::Instances(pool) => pool.enqueue(model, request, responder),
+            Self::Ensemble(ensemble) => ensemble.enqueue(model, request, responder),
         }
     }
 
@@ -53,6 +57,7 @@ impl Scheduler {
     pub(crate) fn pending(&self) -> usize {
         match self {
             Self::Instances(pool) => pool.pending(),
+            Self::Ensemble(ensemble) => ensemble.pending(),
         }
     }
 
@@ -60,6 +65,7 @@ impl Scheduler {
     pub(crate) fn is_ready(&self) -> bool {
         match self {
             Self::Instances(pool) => pool.is_ready(),
+            Self::Ensemble(ensemble) => ensemble.is_ready(),
         }
     }
 
@@ -67,6 +73,7 @@ impl Scheduler {
     pub(crate) fn stop(&self) {
         match self {
             Self::Instances(pool) => pool.stop(),
+            Self::Ensemble(ensemble) => ensemble.stop(),
         }
     }
 }

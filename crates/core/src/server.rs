@@ -11,7 +11,7 @@ use trireme_types::{Error, InferRequest, Responder, Result};
 
 use crate::cache::ResponseCache;
 use crate::executor::Executor;
-use crate::load::{LoadFailure, LoadOverrides, Loaded, Loader};
+use crate::load::{Dependents, LoadFailure, LoadOverrides, Loaded, Loader, order};
 use crate::metrics::{Families, Metrics};
 use crate::model::ModelVersion;
 use crate::options::{ModelControlMode, ServerOptions};
@@ -73,7 +73,8 @@ pub struct Server {
     metadata: ServerMetadata,
     loader: Loader,
     cache: Option<Arc<ResponseCache>>,
-    table: ModelTable,
+    table: Arc<ModelTable>,
+    dependents: Dependents,
     metrics: Metrics,
     stopping: AtomicBool,
     entered: AtomicUsize,
@@ -100,13 +101,16 @@ impl Server {
         let budget = ThreadBudget::new(options.cores);
         let executor = Executor::new();
         let cache = ResponseCache::of(&options, &executor)?;
-        let loader = Loader::new(options.clone(), backends, executor, budget, cache.clone());
+        let table = Arc::new(ModelTable::default());
+        let loader =
+            Loader::new(options.clone(), backends, executor, budget, cache.clone(), Arc::clone(&table));
         let server = Self {
             options,
             metadata,
             loader,
             cache,
-            table: ModelTable::default(),
+            table,
+            dependents: Dependents::default(),
             metrics: Metrics::default(),
             stopping: AtomicBool::new(false),
             entered: AtomicUsize::new(0),
@@ -262,7 +266,10 @@ impl Server {
         let Some(source) = sources.iter().find(|source| source.name == name) else {
             return Err(poll_failed(&format!(": no directory '{name}' in {}", self.repositories_text())));
         };
-        let loaded = self.loader.load(source, &overrides);
+        let (steps, loaded) = match self.load_composing_models(source, &sources, &overrides) {
+            Ok(steps) => (steps, self.loader.load(source, &overrides)),
+            Err(way) => (Vec::new(), Loaded::circular(&way)),
+        };
         if let Some(failure) = loaded.failures.iter().find(|failure| failure.version.is_none()) {
             return Err(if failure.error.code() == trireme_types::Code::Unsupported {
                 failure.error.clone()
@@ -281,6 +288,8 @@ impl Server {
             })
             .collect();
         self.publish(name, loaded);
+        self.dependents.loaded(name, &steps, &overrides, true);
+        self.look_at_users(name, &sources);
         if failed.is_empty() {
             Ok(())
         } else {
@@ -288,14 +297,26 @@ impl Server {
         }
     }
 
-    /// Takes a model out of service. Requests in flight are answered; nothing happens if the model is not loaded.
+    /// Takes a model out of service, and with `unload_dependents` the models of an ensemble's steps that nobody else
+    /// needs. Requests in flight are answered; nothing happens if the model is not loaded. Ensembles that use it are out
+    /// of service until it is loaded again.
     ///
     /// # Errors
     /// `UNAVAILABLE` outside explicit mode.
-    pub fn unload_model(&self, name: &str, _unload_dependents: bool) -> Result<()> {
+    pub fn unload_model(&self, name: &str, unload_dependents: bool) -> Result<()> {
         self.check_explicit()?;
-        if self.table.entry(name).is_some() {
+        let mut gone = vec![name.to_owned()];
+        let useless = self.dependents.unloaded(name);
+        if unload_dependents {
+            gone.extend(useless);
+        }
+        for name in gone.iter().filter(|name| self.table.entry(name).is_some()) {
             self.retire(name);
+        }
+        let sources =
+            repository::scan(&self.options.repositories, &self.options.single_models).unwrap_or_default();
+        for name in &gone {
+            self.look_at_users(name, &sources);
         }
         Ok(())
     }
@@ -407,27 +428,45 @@ impl Server {
     }
 
     fn load_at_start(&self, sources: Vec<ModelSource>) -> Result<()> {
-        let wanted = self.wanted_at_start(sources)?;
-        let next = AtomicUsize::new(0);
-        let load = || {
-            while let Some(source) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let loaded = self.loader.load(source, &LoadOverrides::default());
-                self.publish(&source.name, loaded);
+        let none = LoadOverrides::default();
+        let (asked_for, needed) = self.wanted_at_start(sources)?;
+        let names: Vec<String> = asked_for.iter().map(|source| source.name.clone()).collect();
+        let wanted = [asked_for, needed].concat();
+        let steps =
+            wanted.iter().map(|source| (source.name.clone(), self.loader.composing_models(source, &none)));
+        let steps: Vec<(String, Vec<String>)> = steps.collect();
+        let order = order(&steps);
+        for wave in &order.waves {
+            let next = AtomicUsize::new(0);
+            let load = || {
+                while let Some(place) = wave.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let (Some(source), Some((name, steps))) = (wanted.get(*place), steps.get(*place)) else {
+                        continue;
+                    };
+                    self.publish(name, self.loader.load(source, &none));
+                    self.dependents.loaded(name, steps, &none, names.contains(name));
+                }
+            };
+            thread::scope(|scope| {
+                for _ in 1..self.options.load_threads.clamp(1, wave.len().max(1)) {
+                    scope.spawn(load);
+                }
+                load();
+            });
+        }
+        for (place, way) in &order.circular {
+            if let Some((name, _)) = steps.get(*place) {
+                self.publish(name, Loaded::circular(way));
             }
-        };
-        thread::scope(|scope| {
-            for _ in 1..self.options.load_threads.clamp(1, wanted.len().max(1)) {
-                scope.spawn(load);
-            }
-            load();
-        });
+        }
         Ok(())
     }
 
-    fn wanted_at_start(&self, sources: Vec<ModelSource>) -> Result<Vec<ModelSource>> {
+    /// Models to load at start: those asked for, and those that they need as steps.
+    fn wanted_at_start(&self, sources: Vec<ModelSource>) -> Result<(Vec<ModelSource>, Vec<ModelSource>)> {
         let names = &self.options.load_models;
         if self.options.control_mode != ModelControlMode::Explicit || names.iter().any(|name| name == "*") {
-            return Ok(sources);
+            return Ok((sources, Vec::new()));
         }
         let single =
             |source: &ModelSource| self.options.single_models.iter().any(|one| one.name == source.name);
@@ -437,7 +476,89 @@ impl Server {
                 self.publish(name, Loaded::missing(name, &self.repositories_text()));
             }
         }
-        Ok(sources.into_iter().filter(|source| names.contains(&source.name) || single(source)).collect())
+        let is_asked_for = |source: &ModelSource| names.contains(&source.name) || single(source);
+        let asked_for: Vec<ModelSource> =
+            sources.iter().filter(|source| is_asked_for(source)).cloned().collect();
+        let mut needed = self.needed(&asked_for, &sources, &LoadOverrides::default());
+        needed.retain(|source| !is_asked_for(source));
+        Ok((asked_for, needed))
+    }
+
+    /// The models of the steps of these models, of their steps, and so on.
+    fn needed(
+        &self,
+        models: &[ModelSource],
+        sources: &[ModelSource],
+        overrides: &LoadOverrides,
+    ) -> Vec<ModelSource> {
+        let mut found: Vec<ModelSource> = Vec::new();
+        let mut names: Vec<String> =
+            models.iter().flat_map(|source| self.loader.composing_models(source, overrides)).collect();
+        while let Some(name) = names.pop() {
+            let is_known = found.iter().any(|source| source.name == name);
+            if let Some(source) = sources.iter().find(|source| source.name == name && !is_known) {
+                names.extend(self.loader.composing_models(source, &LoadOverrides::default()));
+                found.push(source.clone());
+            }
+        }
+        found
+    }
+
+    /// Loads the models that an ensemble is made of, unless they serve already. Returns those of its own steps.
+    ///
+    /// # Errors
+    /// It is made of itself: the way around.
+    fn load_composing_models(
+        &self,
+        source: &ModelSource,
+        sources: &[ModelSource],
+        overrides: &LoadOverrides,
+    ) -> Result<Vec<String>, String> {
+        let none = LoadOverrides::default();
+        let mut needed = self.needed(std::slice::from_ref(source), sources, overrides);
+        needed.retain(|other| other.name != source.name);
+        let steps = self.loader.composing_models(source, overrides);
+        let list =
+            needed.iter().map(|other| (other.name.clone(), self.loader.composing_models(other, &none)));
+        let list: Vec<_> = list.chain([(source.name.clone(), steps.clone())]).collect();
+        let order = order(&list);
+        if let Some((_, way)) = order.circular.into_iter().find(|(place, _)| *place == needed.len()) {
+            return Err(way);
+        }
+        for place in order.waves.into_iter().flatten() {
+            let (Some(source), Some((name, steps))) = (needed.get(place), list.get(place)) else { continue };
+            let serves = self.table.entry(name).is_some_and(|entry| !entry.ready.is_empty());
+            if !serves {
+                self.publish(name, self.loader.load(source, &none));
+                self.dependents.loaded(name, steps, &none, false);
+            }
+        }
+        Ok(steps)
+    }
+
+    /// Checks the ensembles that use a model again after it has come or gone. One that fits no more is out of service
+    /// until it does.
+    fn look_at_users(&self, model: &str, sources: &[ModelSource]) {
+        for (name, overrides) in self.dependents.users(model) {
+            let Some(source) = sources.iter().find(|source| source.name == name) else { continue };
+            let loaded = self.loader.load(source, &overrides);
+            if let Some(failure) = loaded.failures.first() {
+                tracing::warn!("ensemble '{name}' is out of service: {}", failure.error);
+                if self.table.entry(&name).is_some_and(|entry| !entry.ready.is_empty()) {
+                    self.retire(&name);
+                }
+                continue;
+            }
+            let serves = self.table.entry(&name);
+            let same = |old: &Arc<ModelVersion>, new: &Arc<ModelVersion>| old.serves_like(new);
+            let is_unchanged = serves.is_some_and(|entry| {
+                entry.ready.len() == loaded.versions.len()
+                    && entry.ready.iter().zip(&loaded.versions).all(|(old, new)| same(old, new))
+            });
+            if !is_unchanged {
+                self.publish(&name, loaded);
+            }
+        }
     }
 
     /// Puts loaded versions in place of the old ones. If any version failed and an older load serves, that one
@@ -460,7 +581,7 @@ impl Server {
                     useless.clone_from(&loaded.versions);
                     old.clone()
                 }
-                _ => loaded.into_entry(),
+                _ => loaded.to_entry(),
             }
         });
         let replaced = match before {

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use trireme_config::ConfigErrors;
 use trireme_proto::inference::ModelConfig;
-use trireme_proto::inference::model_config::SchedulingChoice;
 use trireme_types::Error;
 
 use super::{LoadFailure, model_dir};
@@ -73,17 +72,6 @@ pub(super) fn no_backend(config: &ModelConfig, source: &ModelSource, known: &[&s
     let known_text = known.join(", ");
     let name = &source.name;
     if config.backend.is_empty() {
-        if config.platform == "ensemble"
-            || matches!(config.scheduling_choice, Some(SchedulingChoice::EnsembleScheduling(_)))
-        {
-            let error = Error::unsupported(format!(
-                "ensemble_scheduling of model '{name}' is not available yet in this version of trireme"
-            ));
-            return LoadFailure::of_model(
-                error,
-                "Ensembles come with a later version; serve the steps on their own.",
-            );
-        }
         let error = Error::invalid_arg(format!("unexpected platform type '{}' for {name}", config.platform));
         return LoadFailure::of_model(error, format!("Set backend: to one of {known_text} in config.pbtxt."));
     }
