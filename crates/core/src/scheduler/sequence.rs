@@ -180,7 +180,7 @@ impl SequenceSource {
         Self {
             kinds,
             table: Table::new(limits),
-            company: vec![Company::new(fixed); instances],
+            company: vec![Company::new(fixed, 0); instances],
             order: (0..instances).filter(|_| ordered).map(|_| Order::default()).collect(),
             left: Vec::new(),
             model: Weak::new(),

@@ -320,7 +320,7 @@ impl History {
             direct::choose(&self.table, instance, self.now, &rules)
         } else {
             let rules = Rules { max_rows: 2, preferred: vec![2], max_delay: US * 30, single: false };
-            oldest::choose(&self.table, instance, self.now, &rules, &Company::new(true))
+            oldest::choose(&self.table, instance, self.now, &rules, &Company::new(true, 0))
         };
         match choice {
             Choice::Run(rows) => rows,
