@@ -1,6 +1,7 @@
 """Requests of different lengths in one batch: ragged inputs with the server's batch inputs, and padding."""
 
 import json
+import shutil
 
 import fixtures
 import numpy as np
@@ -8,7 +9,7 @@ import onnx
 import pytest
 import tritonclient.grpc as grpcclient
 from onnx import helper
-from server import Server
+from server import ROOT, Server
 from test_batching import at_once, batch_sizes, batching, one_instance
 from wire import infer, refused, tensor
 
@@ -157,6 +158,31 @@ def test_padding_makes_one_batch_of_many_lengths(tmp_path):
         assert batch_sizes(server, "tokens") == {7: 1}
         # Alone, nothing is padded; a client's own mask is kept.
         assert ask(server, "tokens", 1, 3, mask=[1, 0, 1]) == 3
+
+
+def test_a_transformer_answers_as_without_company(tmp_path, examples):
+    """The example's sentence model, padded in one batch, against each sentence alone on a server that pads nothing."""
+    shutil.copytree(ROOT / "examples" / "repository" / "text_embedding", tmp_path / "text_embedding")
+    text = 'backend: "onnxruntime"\nmax_batch_size: 8\n' + one_instance() + WAIT
+    text += parameter("padding.inputs", "input_ids, token_type_ids") + parameter("padding.mask", "attention_mask")
+    fixtures.configure(tmp_path / "text_embedding", text)
+    sentences = [[101, 7592, 102], [101, 1037, 13919, 9587, 2007, 2093, 5085, 102], [101, 2273, 5222, 102]]
+
+    def vectors(server: Server, ids: list[int], *names: str) -> np.ndarray:
+        rows = {"input_ids": ids, "token_type_ids": [0] * len(ids), "attention_mask": [1] * len(ids)}
+        inputs = [tensor(name, "INT64", [1, len(ids)], rows[name]) for name in names]
+        status, answer = infer(server, "text_embedding", {"inputs": inputs})
+        assert status == 200, answer
+        (output,) = answer["outputs"]
+        return np.array(output["data"], np.float32).reshape(output["shape"])
+
+    with Server(repository=tmp_path) as server:
+        padded = at_once(3, lambda i: vectors(server, sentences[i], "input_ids", "token_type_ids"))
+        assert batch_sizes(server, "text_embedding") == {3: 1}
+    for ids, got in zip(sentences, padded):
+        alone = vectors(examples, ids, "input_ids", "token_type_ids", "attention_mask")
+        assert got.shape == (1, len(ids), 384)
+        np.testing.assert_allclose(got, alone, atol=1e-4)
 
 
 def test_buckets_keep_the_models_shapes_few(tmp_path):
