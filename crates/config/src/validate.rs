@@ -52,6 +52,19 @@ fn warnings(config: &ModelConfig) -> Vec<Note> {
         let hint = "write `max_batch_size: 4` (or more) and leave the batch axis out of dims, or remove dynamic_batching";
         notes.push(Note::warning("dynamic_batching", message).with_hint(hint));
     }
+    if config.scheduling_choice.is_none() {
+        let ragged = config.input.iter().position(|io| io.allow_ragged_batch);
+        let ragged = ragged.map(|i| (format!("input[{i}].allow_ragged_batch"), "allow_ragged_batch"));
+        let is_padded = config.parameters.keys().any(|key| key.starts_with("padding."));
+        let padded = is_padded.then(|| ("parameters".to_owned(), "parameters for padding"));
+        for (path, what) in ragged.into_iter().chain(padded) {
+            let message = format!(
+                "model '{}' has {what} but no scheduler that joins requests, so every request runs on its own",
+                config.name
+            );
+            notes.push(Note::warning(path, message).with_hint("write `dynamic_batching { }`"));
+        }
+    }
     notes
 }
 

@@ -515,3 +515,22 @@ fn every_error_is_reported_with_the_first_as_in_triton() {
         ]
     );
 }
+
+#[test]
+fn joining_without_a_scheduler_that_joins_is_a_warning() {
+    let ragged =
+        "max_batch_size: 4 input { name: 'X' data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }";
+    let padded = "max_batch_size: 4 parameters { key: 'padding.inputs' value { string_value: 'X' } }";
+    for (text, path, what) in [
+        (ragged, "input[0].allow_ragged_batch", "has allow_ragged_batch but no scheduler that joins"),
+        (padded, "parameters", "has parameters for padding but no scheduler that joins"),
+    ] {
+        let notes = check(&with(text), &MachineFacts::default()).unwrap();
+        let [note] = notes.as_slice() else { panic!("{notes:?}") };
+        assert_eq!((note.path.as_deref(), note.level), (Some(path), crate::NoteLevel::Warning));
+        assert!(note.message.contains(what), "{note}");
+        let batched =
+            check(&with(&format!("{text} dynamic_batching {{ }}")), &MachineFacts::default()).unwrap();
+        assert!(batched.is_empty(), "{batched:?}");
+    }
+}
