@@ -1,3 +1,5 @@
+//! Decisions for given queues, and the rules of batches as properties.
+
 use proptest::prelude::*;
 
 use super::*;

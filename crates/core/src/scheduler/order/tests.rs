@@ -1,3 +1,5 @@
+//! Answers in line, whoever gives them first.
+
 use std::sync::mpsc;
 use std::thread;
 

@@ -1,3 +1,5 @@
+//! Limits exact to the request and to the microsecond, and every request leaving once.
+
 use std::collections::HashSet;
 
 use proptest::prelude::*;
