@@ -7,6 +7,7 @@
 mod ensemble;
 mod instance_group;
 mod scheduling;
+mod sequence_advice;
 mod tensor;
 
 use trireme_proto::inference::model_config::SchedulingChoice;
@@ -65,6 +66,7 @@ fn warnings(config: &ModelConfig) -> Vec<Note> {
             notes.push(Note::warning(path, message).with_hint("write `dynamic_batching { }`"));
         }
     }
+    notes.extend(sequence_advice::notes(config));
     notes
 }
 

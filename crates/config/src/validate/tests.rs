@@ -534,3 +534,39 @@ fn joining_without_a_scheduler_that_joins_is_a_warning() {
         assert!(batched.is_empty(), "{batched:?}");
     }
 }
+
+#[test]
+fn sequence_batching_that_does_nothing_or_harm_is_told() {
+    let told = |text: &str| -> Vec<String> {
+        let text = with(&format!("max_batch_size: 8 sequence_batching {{ {text} }}"));
+        let notes = check(&text, &MachineFacts::default()).expect("it is valid");
+        notes.into_iter().map(|note| note.message).collect()
+    };
+    let one = |text: &str, part: &str| {
+        let notes = told(text);
+        assert!(notes.len() == 1 && notes[0].contains(part), "{text}: {notes:?}");
+    };
+    let ready =
+        "control_input { name: 'R' control { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } }";
+    let start =
+        "control_input { name: 'S' control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }";
+    assert!(told(ready).is_empty());
+    one("", "neither control_input nor state");
+    one(start, "rows without a request for requests");
+    assert!(told(&format!("{start} oldest {{ max_candidate_sequences: 4 }}")).is_empty());
+    one(
+        &format!("{start} oldest {{ max_candidate_sequences: 4 preferred_batch_size: 6 }}"),
+        "prefers batches of 6",
+    );
+    one(
+        &format!("{start} oldest {{ max_candidate_sequences: 4 max_queue_delay_microseconds: 5 }}"),
+        "prefers batches of 8 but has at most 4",
+    );
+    one(&format!("{ready} direct {{ max_queue_delay_microseconds: 5 }}"), "has no minimum_slot_utilization");
+    one(
+        &format!("{ready} direct {{ minimum_slot_utilization: 0.5 }}"),
+        "has no max_queue_delay_microseconds",
+    );
+    let both = "direct { minimum_slot_utilization: 0.5 max_queue_delay_microseconds: 5 }";
+    assert!(told(&format!("{ready} {both}")).is_empty());
+}

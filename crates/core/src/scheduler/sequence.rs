@@ -78,17 +78,16 @@ impl SequencePlan {
         let (strategy, slots) = match &batching.strategy_choice {
             Some(StrategyChoice::Oldest(oldest)) => {
                 let candidates = usize::try_from(oldest.max_candidate_sequences).unwrap_or(0);
-                let mut preferred: Vec<usize> = oldest
-                    .preferred_batch_size
-                    .iter()
-                    .filter_map(|size| usize::try_from(*size).ok())
-                    .collect();
+                let slots = if candidates == 0 { max_rows } else { candidates };
+                // A batch has one request of each sequence, so none is larger than there are candidates.
+                let max_rows = max_rows.min(slots);
+                let sizes = oldest.preferred_batch_size.iter().filter_map(|size| usize::try_from(*size).ok());
+                let mut preferred: Vec<usize> = sizes.filter(|size| *size <= max_rows).collect();
                 preferred.sort_unstable();
                 preferred.dedup();
                 let max_delay = Duration::from_micros(oldest.max_queue_delay_microseconds);
                 let rules = Rules { max_rows, preferred, max_delay, single: !has_batch };
                 let preserve_ordering = oldest.preserve_ordering;
-                let slots = if candidates == 0 { max_rows } else { candidates };
                 (Strategy::Oldest { rules, fixed, preserve_ordering }, slots)
             }
             Some(StrategyChoice::Direct(direct)) => {
