@@ -53,6 +53,8 @@ SAMPLE_PARAMETERS = {"param0", "param1", "param2", "param3"}
 TOGETHER = ("delay queue full", "delay timeout")
 # Unloading answers before it is done; the recording waited as well.
 SETTLE = {"unload": 0.5, "unload dependents": 0.5}
+# Why the configuration of a model with another backend is not compared.
+STAND_IN = "another backend stands in for the python backend, which is not built yet"
 SHARED_MEMORY = Path("/dev/shm/tp_shm")
 
 
@@ -241,6 +243,7 @@ class Differences:
     def __init__(self, path: Path) -> None:
         content = tomllib.loads(path.read_text())
         self.unbuilt: dict[str, str] = content.get("unbuilt", {})
+        self.stand_ins: dict[str, str] = content.get("stand_in", {})
         self.cases: list[tuple[str, str, str]] = []
         for kind in ("deliberate", "later"):
             for entry in content.get(kind, []):
@@ -250,7 +253,9 @@ class Differences:
         """The reason when the exchange asks a model whose backend is not built."""
         request = exchange["request"]
         if exchange["proto"] == "http":
-            match = re.match(r"/v2/(?:repository/)?models/([^/]+)", request["path"])
+            match = re.match(r"/v2/(?:repository/)?models/([^/]+)(.*)", request["path"])
+            if match and not re.search("/(infer|ready)$", match[2]) and match[1] in self.stand_ins:
+                return STAND_IN
             return self.unbuilt.get(match[1]) if match else None
         if exchange["proto"] != "grpc":
             return None
@@ -258,6 +263,8 @@ class Differences:
             return next((r for m in request["messages"] if (r := self.unbuilt.get(m.get("model_name", "")))), None)
         message = getattr(service_pb2, f"{request['method']}Request").FromString(base64.b64decode(request["b64"]))
         name = getattr(message, "model_name", "") or getattr(message, "name", "")
+        if request["method"] != "ModelInfer" and name in self.stand_ins:
+            return STAND_IN
         return self.unbuilt.get(name)
 
     def of(self, exchange: dict) -> tuple[str, str] | None:
@@ -360,9 +367,15 @@ def suggest(rows: list[dict]) -> str:
     return f'[[deliberate]]\nreason = ""\ncases = [\n{listed},\n]'
 
 
-def lay_models(into: Path, unbuilt: set[str]) -> list[str]:
+def lay_models(into: Path, differences: Differences) -> list[str]:
     """Copies the models and returns those to load; git keeps no empty folder, hence the .gitkeep files."""
+    unbuilt = differences.unbuilt
     shutil.copytree(HERE / "models", into, ignore=lambda _, names: [n for n in names if n == ".gitkeep" or n in unbuilt])
+    for name, backend in differences.stand_ins.items():
+        config = into / name / "config.pbtxt"
+        text, count = re.subn(r'(?m)^backend: ".*"$', f'backend: "{backend}"', config.read_text())
+        assert count == 1, f"{config} names no backend to replace"
+        config.write_text(text)
     names = sorted(path.name for path in into.iterdir())
     return [name for name in names if not name.startswith("broken_") and name != "no_version"]
 
@@ -378,7 +391,7 @@ def main() -> int:
     differences = Differences(HERE / "differences.toml")
     with tempfile.TemporaryDirectory(prefix="trireme-golden-") as folder:
         repository = Path(folder) / "models"
-        loaded = lay_models(repository, set(differences.unbuilt))
+        loaded = lay_models(repository, differences)
         flags = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in loaded)]
         flags += differences_flags(folder)
         SHARED_MEMORY.write_bytes(struct.pack("<16f", *(i / 2 for i in range(16))).ljust(4096, b"\0"))
