@@ -76,10 +76,15 @@ impl Shutdown {
         self.0.tasks.load(Ordering::SeqCst)
     }
 
+    /// Waits until every task has ended, at most `timeout`. Whether all have; nothing is dropped.
+    pub async fn ended_within(&self, timeout: Duration) -> bool {
+        tokio::time::timeout(timeout, self.idle()).await.is_ok()
+    }
+
     /// Waits until every task has ended, at most `timeout`; then drops those that are left and returns how many
     /// they were.
     pub async fn wait(&self, timeout: Duration) -> usize {
-        if tokio::time::timeout(timeout, self.idle()).await.is_ok() {
+        if self.ended_within(timeout).await {
             return 0;
         }
         let left = self.tasks();

@@ -46,13 +46,17 @@ impl Signals {
 pub(super) async fn stop(server: &Arc<Server>, shutdown: &Shutdown, timeout: Duration) -> Outcome {
     let started = Instant::now();
     shutdown.begin();
-    let connections = shutdown.wait(timeout).await;
+    // Dropping a connection ends its requests, so that they are counted before.
+    let all_ended = shutdown.ended_within(timeout).await;
+    let dropped = if all_ended { 0 } else { server.wait_idle(Duration::ZERO) };
+    let connections = shutdown.wait(Duration::ZERO).await;
     server.begin_stop();
     let left = timeout.saturating_sub(started.elapsed());
-    let inside = {
+    let left_inside = {
         let server = Arc::clone(server);
         tokio::task::spawn_blocking(move || server.wait_idle(left)).await.unwrap_or_default()
     };
+    let inside = left_inside.max(dropped);
     if connections > 0 || inside > 0 {
         tracing::error!(
             "Exit timeout expired. Exiting immediately. Dropped: {inside} requests in models, {connections} connections; \
