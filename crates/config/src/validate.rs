@@ -178,7 +178,17 @@ impl Checker<'_> {
                         "histogram options must specify non-empty 'buckets'",
                     );
                 }
-                Some(MetricOptions::HistogramOptions(_)) => {}
+                Some(MetricOptions::HistogramOptions(histogram)) => {
+                    let ascend = histogram.buckets.is_sorted_by(|one, next| one < next);
+                    if !ascend || histogram.buckets.iter().any(|bound| bound.is_nan()) {
+                        let given = &histogram.buckets;
+                        self.fail_with_hint(
+                            format!("{path}.histogram_options.buckets"),
+                            format!("bucket boundaries must be strictly sorted, got {given:?}"),
+                            "write each upper bound once, the smallest first",
+                        );
+                    }
+                }
             }
         }
     }

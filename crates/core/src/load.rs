@@ -32,6 +32,7 @@ pub(crate) use self::order::order;
 use crate::cache::{ModelCache, ResponseCache};
 use crate::check::Finding;
 use crate::executor::Executor;
+use crate::latencies::Latencies;
 use crate::model::{Labels, ModelParts, ModelVersion};
 use crate::options::ServerOptions;
 use crate::repository::{self, ModelSource, Place};
@@ -449,6 +450,7 @@ impl Loader {
         let cache = self.cache.as_ref().filter(|_| spec.response_cache);
         let cache = cache.map(|cache| ModelCache::new(cache, name, context.version));
         let sequences = sequence_plan(&spec, &model_dir(source)).map_err(plain)?;
+        let latencies = Latencies::new(&self.options.latencies, &spec.metric_buckets);
         let tensors = ModelTensors {
             max_batch_size: spec.max_batch_size,
             inputs: spec.inputs.clone(),
@@ -491,6 +493,7 @@ impl Loader {
             backend_model: Some(backend_model),
             scheduler: Scheduler::Instances(pool),
             cache,
+            latencies,
             load_duration: started.elapsed(),
         }))
     }

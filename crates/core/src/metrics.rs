@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::latencies::{self, Row};
 use crate::model::ModelVersion;
 use crate::stats::{FailureReason, InferStatistics, Totals};
 
@@ -85,6 +86,11 @@ impl Metrics {
             let cached = series.iter().filter(|one| one.cached);
             crate::cache::write_models(&mut page, cached.map(|one| (one.labels.as_str(), &one.totals.infer)));
         }
+        let with_latencies = models.iter().zip(&series).filter_map(|(model, one)| {
+            let latencies = model.statistics.latencies()?;
+            Some(Row { labels: &one.labels, cached: one.cached, latencies })
+        });
+        latencies::write(&mut page, with_latencies);
         write_family(
             &mut page,
             "nv_inference_pending_request_count",

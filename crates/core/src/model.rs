@@ -16,6 +16,7 @@ use trireme_types::{Error, InferInput, InferRequest, Responder, Result, TensorBu
 
 use crate::cache::ModelCache;
 use crate::infer::{self, Expectation};
+use crate::latencies::Latencies;
 use crate::scheduler::Scheduler;
 use crate::stats::{ModelStatistics, Statistics};
 
@@ -76,6 +77,7 @@ pub(crate) struct ModelParts {
     pub(crate) backend_model: Option<Arc<dyn Model>>,
     pub(crate) scheduler: Scheduler,
     pub(crate) cache: Option<ModelCache>,
+    pub(crate) latencies: Option<Latencies>,
     pub(crate) load_duration: std::time::Duration,
 }
 
@@ -98,7 +100,7 @@ impl ModelVersion {
             backend_model: parts.backend_model,
             scheduler: parts.scheduler,
             cache: parts.cache,
-            statistics: Statistics::default(),
+            statistics: Statistics::new(parts.latencies),
             load_duration: parts.load_duration,
             in_flight: AtomicUsize::new(0),
         }

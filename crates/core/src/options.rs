@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use trireme_backend::BackendSettings;
 
 use crate::cache::CacheSettings;
+use crate::latencies::LatencyOptions;
 
 /// When models are loaded and unloaded (`--model-control-mode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,6 +69,8 @@ pub struct ServerOptions {
     pub cache: Option<CacheSettings>,
     /// Whether the latency counters are in the metrics (`--metrics-config counter_latencies`).
     pub counter_latencies: bool,
+    /// Distributions of latencies in the metrics.
+    pub latencies: LatencyOptions,
     /// Whether `nv_cpu_*` are in the metrics.
     pub allow_cpu_metrics: bool,
     /// Instance groups on GPUs that are not there run on the CPU instead of failing.
@@ -92,6 +95,7 @@ impl Default for ServerOptions {
             backend_settings: Vec::new(),
             cache: None,
             counter_latencies: true,
+            latencies: LatencyOptions::default(),
             allow_cpu_metrics: true,
             cpu_fallback: false,
             cores: None,

@@ -9,6 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use trireme_types::{Code, Error, MemoryUsage};
 
+use crate::latencies::{Latencies, Observer, Part};
+
 /// Number of events and their time together, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DurationCount {
@@ -117,7 +119,11 @@ pub(crate) struct ComputeTimes {
 
 /// Running totals of one model version.
 #[derive(Debug, Default)]
-pub(crate) struct Statistics(Mutex<Totals>);
+pub(crate) struct Statistics {
+    totals: Mutex<Totals>,
+    /// Distributions, if the metrics shall have them.
+    latencies: Option<Latencies>,
+}
 
 /// A copy of the totals.
 #[derive(Clone, Debug, Default)]
@@ -161,9 +167,16 @@ pub(crate) struct Answered {
 }
 
 impl Statistics {
+    pub(crate) fn new(latencies: Option<Latencies>) -> Self {
+        Self { totals: Mutex::default(), latencies }
+    }
+
     /// Counts one execution and the requests it answered.
     pub(crate) fn executed(&self, times: ComputeTimes, answered: &[Answered]) {
-        let mut totals = self.0.lock();
+        if let Some(latencies) = &self.latencies {
+            latencies.note(|observer| note(observer, times, answered));
+        }
+        let mut totals = self.totals.lock();
         let mut rows = 0;
         for request in answered {
             rows += request.rows;
@@ -195,7 +208,15 @@ impl Statistics {
 
     /// Counts a request that the response cache answered: a success that waited and did not execute.
     pub(crate) fn cache_hit(&self, total: Duration, queue: Duration, lookup: Duration) {
-        let mut totals = self.0.lock();
+        if let Some(latencies) = &self.latencies {
+            latencies.note(|observer| {
+                observer.took(Part::Request, total);
+                observer.took(Part::Queue, queue);
+                observer.took(Part::CacheHit, lookup);
+                observer.first_response(total);
+            });
+        }
+        let mut totals = self.totals.lock();
         totals.infer.success.add(1, total);
         totals.infer.queue.add(1, queue);
         totals.infer.cache_hit.add(1, lookup);
@@ -204,17 +225,23 @@ impl Statistics {
     /// Counts a request that the response cache had no answer for, with the time of the lookup and of keeping the
     /// answer. What else became of the request is counted elsewhere.
     pub(crate) fn cache_miss(&self, time: Duration) {
-        self.0.lock().infer.cache_miss.add(1, time);
+        if let Some(latencies) = &self.latencies {
+            latencies.note(|observer| observer.took(Part::CacheMiss, time));
+        }
+        self.totals.lock().infer.cache_miss.add(1, time);
     }
 
     /// Counts a request whose last response is sent some time after its execution.
     pub(crate) fn completed(&self, total: Duration) {
-        self.0.lock().infer.success.add(1, total);
+        if let Some(latencies) = &self.latencies {
+            latencies.note(|observer| observer.took(Part::Request, total));
+        }
+        self.totals.lock().infer.success.add(1, total);
     }
 
     /// Counts a request that failed outside of an execution.
     pub(crate) fn failed(&self, reason: FailureReason, total: Duration) {
-        let mut totals = self.0.lock();
+        let mut totals = self.totals.lock();
         totals.infer.fail.add(1, total);
         totals.failures[reason as usize] += 1;
     }
@@ -222,13 +249,13 @@ impl Statistics {
     /// Counts a request that does not fit the model: in the metrics, but not among the model's own failures, as with
     /// Triton.
     pub(crate) fn refused(&self) {
-        self.0.lock().failures[FailureReason::Other as usize] += 1;
+        self.totals.lock().failures[FailureReason::Other as usize] += 1;
     }
 
     /// Counts the `index`-th response of a decoupled request. `infer` runs from the start of the execution or the
     /// response before.
     pub(crate) fn responded(&self, index: u32, sent: Sent, infer: Duration) {
-        let mut totals = self.0.lock();
+        let mut totals = self.totals.lock();
         let response = totals.responses.entry(index).or_default();
         match sent {
             Sent::Response => {
@@ -245,8 +272,37 @@ impl Statistics {
         }
     }
 
+    /// Notes the first response of a decoupled request, with the time since the request came.
+    pub(crate) fn first_response(&self, time: Duration) {
+        if let Some(latencies) = &self.latencies {
+            latencies.note(|observer| observer.first_response(time));
+        }
+    }
+
+    pub(crate) fn latencies(&self) -> Option<&Latencies> {
+        self.latencies.as_ref()
+    }
+
     pub(crate) fn totals(&self) -> Totals {
-        self.0.lock().clone()
+        self.totals.lock().clone()
+    }
+}
+
+/// Notes the requests of an execution that did not fail.
+fn note(observer: &mut Observer<'_>, times: ComputeTimes, answered: &[Answered]) {
+    for request in answered {
+        match request.ended {
+            Ended::Failure(_) => continue,
+            Ended::Success => {
+                observer.took(Part::Request, request.total);
+                observer.first_response(request.total);
+            }
+            Ended::Open => {}
+        }
+        observer.took(Part::Queue, request.queue);
+        observer.took(Part::ComputeInput, times.input);
+        observer.took(Part::ComputeInfer, times.infer);
+        observer.took(Part::ComputeOutput, times.output);
     }
 }
 

@@ -4,6 +4,7 @@
 //! flags that contradict one another are refused by name; a flag that changes nothing here is reported as such.
 
 mod cache;
+mod latencies;
 mod value;
 
 use std::path::PathBuf;
@@ -278,6 +279,7 @@ fn server(flags: &Flags, warnings: &mut Vec<String>) -> Result<ServerOptions> {
     let count = |name: &str, default: i64, least: i64| -> Result<usize> {
         Ok(usize::try_from(number(flags, name, default, least, i32::MAX.into())?)?)
     };
+    let kept = latencies::kept(flags, boolean(flags, "allow-metrics", true)?)?;
     Ok(ServerOptions {
         id: flags.last("id").unwrap_or("triton").to_owned(),
         repositories,
@@ -291,7 +293,8 @@ fn server(flags: &Flags, warnings: &mut Vec<String>) -> Result<ServerOptions> {
         load_retries: 0,
         backend_settings: backend_settings(flags)?,
         cache: cache::cache(flags, warnings)?,
-        counter_latencies: counter_latencies(flags)?,
+        counter_latencies: kept.counters,
+        latencies: kept.latencies,
         allow_cpu_metrics: boolean(flags, "allow-cpu-metrics", true)?,
         cpu_fallback: boolean(flags, "cpu-fallback", false)?,
         cores: flags.last("core-count").map(|_| count("core-count", 1, 1)).transpose()?,
@@ -376,32 +379,6 @@ impl std::str::FromStr for BatchSize {
     fn from_str(text: &str) -> Result<Self, ()> {
         text.parse::<i32>().ok().filter(|number| *number >= 0).map(|_| Self).ok_or(())
     }
-}
-
-fn counter_latencies(flags: &Flags) -> Result<bool> {
-    let mut counters = true;
-    for text in flags.all("metrics-config") {
-        let Some((key, value)) = text.split_once('=') else {
-            bail!("--metrics-config expects KEY=VALUE, got '{text}'");
-        };
-        let on = value::parse_boolean(value);
-        match (key, on) {
-            ("counter_latencies", Some(on)) => counters = on,
-            ("histogram_latencies" | "summary_latencies", Some(false)) => {}
-            ("histogram_latencies" | "summary_latencies", Some(true)) | ("summary_quantiles", _) => bail!(
-                "--metrics-config {key} cannot be followed: latency histograms and summaries are not available yet in \
-                 this version of trireme; leave the flag out"
-            ),
-            ("counter_latencies" | "histogram_latencies" | "summary_latencies", None) => {
-                bail!("--metrics-config {key} expects true or false, got '{value}'")
-            }
-            _ => bail!(
-                "--metrics-config knows counter_latencies, histogram_latencies, summary_latencies and \
-                 summary_quantiles, got '{key}'"
-            ),
-        }
-    }
-    Ok(counters)
 }
 
 #[cfg(test)]

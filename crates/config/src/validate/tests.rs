@@ -196,6 +196,15 @@ fn cache_and_metrics() {
         &format!("{path}.histogram_options"),
         "histogram options must specify non-empty 'buckets'",
     );
+    for (buckets, shown) in [("2, 1", "[2.0, 1.0]"), ("1, 1", "[1.0, 1.0]"), ("1, nan", "[1.0, NaN]")] {
+        fails(
+            &metric(&format!(
+                "metric_identifier {{ family: 'f' }} histogram_options {{ buckets: [ {buckets} ] }}"
+            )),
+            &format!("{path}.histogram_options.buckets"),
+            &format!("bucket boundaries must be strictly sorted, got {shown}"),
+        );
+    }
     passes(&metric("metric_identifier { family: 'f' } histogram_options { buckets: [ 1, 2 ] }"));
 }
 

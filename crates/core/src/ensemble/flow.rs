@@ -338,6 +338,9 @@ impl Flow {
         if self.ensemble.facts.decoupled() {
             let statistics = &self.in_flight.model().statistics;
             statistics.responded(work.sent, Sent::Response, work.last_sent.elapsed());
+            if work.sent == 0 {
+                statistics.first_response(self.template.received.elapsed());
+            }
             work.sent = work.sent.saturating_add(1);
             work.last_sent = Instant::now();
             self.way.send(response);
@@ -351,13 +354,16 @@ impl Flow {
     fn count(&self) {
         let infer = self.started.elapsed();
         let times = ComputeTimes { input: Duration::ZERO, infer, output: Duration::ZERO };
-        let answered = Answered {
-            ended: Ended::Success,
-            total: self.template.received.elapsed(),
-            queue: self.waited,
-            rows: self.template.batch_size as u64,
-        };
-        self.in_flight.model().statistics.executed(times, &[answered]);
+        let total = self.template.received.elapsed();
+        let decoupled = self.ensemble.facts.decoupled();
+        // The first response of a decoupled request has long been sent.
+        let ended = if decoupled { Ended::Open } else { Ended::Success };
+        let rows = self.template.batch_size as u64;
+        let statistics = &self.in_flight.model().statistics;
+        statistics.executed(times, &[Answered { ended, total, queue: self.waited, rows }]);
+        if decoupled {
+            statistics.completed(total);
+        }
     }
 }
 

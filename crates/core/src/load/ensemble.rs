@@ -14,6 +14,7 @@ use super::files::{self, Places};
 use super::{LabelMap, LoadFailure, LoadOverrides, Loaded, Loader, Plan, plain, told};
 use crate::cache::ModelCache;
 use crate::ensemble::Ensemble;
+use crate::latencies::Latencies;
 use crate::model::{ModelParts, ModelVersion};
 use crate::repository::ModelSource;
 use crate::scheduler::Scheduler;
@@ -105,6 +106,7 @@ impl Loader {
                 backend_model: None,
                 scheduler: Scheduler::Ensemble(scheduler.map_err(plain)?),
                 cache: cache.map(|cache| ModelCache::new(cache, name, *version)),
+                latencies: Latencies::new(&self.options.latencies, &spec.metric_buckets),
                 load_duration: started.elapsed(),
             })))
         };

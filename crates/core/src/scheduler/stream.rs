@@ -54,6 +54,9 @@ impl ResponseSink for Stream {
             (Some(_), Some(_)) => Sent::Error,
         };
         statistics.responded(self.sent, sent, now - self.since);
+        if self.sent == 0 && sent == Sent::Response {
+            statistics.first_response(now - self.received);
+        }
         self.since = now;
         self.sent = self.sent.saturating_add(1);
         let reply = reply.map(|reply| {

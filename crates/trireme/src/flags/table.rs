@@ -127,7 +127,7 @@ static GROUPS: &[&[Flag]] = &[
         flag("metrics-address", "ADDRESS", "the HTTP address", "Address of the metrics port."),
         flag("metrics-port", "PORT", "8002", "Port of the metrics service."),
         flag("metrics-interval-ms", "MS", "2000", "Time between readings of gauges.").no_effect("values are read when they are asked for"),
-        flag("metrics-config", "KEY=VALUE", "", "counter_latencies=BOOL shows or hides the latency counters; histogram_latencies and summary_latencies are not available yet.").many(),
+        flag("metrics-config", "KEY=VALUE", "", "counter_latencies=BOOL (true) shows the summed latencies; histogram_latencies=BOOL (false) adds a histogram of the time to the first response; summary_latencies=BOOL (false) adds quantiles of the last minute, those of summary_quantiles=QUANTILE:ERROR,...").many(),
     ]),
     &group("Tracing", [
         flag("trace-config", "[MODE,]KEY=VALUE", "", "What is traced and where to.").many().later("tracing"),

@@ -59,8 +59,13 @@ fn says_which_flag_is_wrong_and_what_it_wants() {
         (vec!["--model-repository=s3://bucket/m"], "repositories on s3:// are not available yet"),
         (vec![m, "--backend-config=onnxruntime"], "--backend-config expects [BACKEND,]KEY=VALUE"),
         (
-            vec![m, "--metrics-config=histogram_latencies=true"],
-            "histograms and summaries are not available yet",
+            vec![m, "--metrics-config=histogram_latencies=maybe"],
+            "--metrics-config histogram_latencies expects true or false, got 'maybe'",
+        ),
+        (vec![m, "--metrics-config=latencies=true"], "--metrics-config knows counter_latencies"),
+        (
+            vec![m, "--metrics-config=summary_quantiles=0.5"],
+            "--metrics-config summary_quantiles expects QUANTILE:ERROR",
         ),
         (vec![m, "--log-format=xml"], "--log-format expects default or ISO8601"),
         (vec![m, "--model-config-name=a b"], "without blanks"),
@@ -151,4 +156,23 @@ fn an_environment_made_for_vertex_ai_is_no_secret() {
     assert!(vertex_ai(Some("PREDICTION")).expect("a warning").contains("Vertex AI"));
     assert_eq!(vertex_ai(Some("x")), None);
     assert_eq!(vertex_ai(None), None);
+}
+
+#[test]
+fn metrics_keep_what_they_are_asked_for() {
+    let args = |more: &[&'static str]| {
+        let asked = [
+            "--model-repository=/m",
+            "--metrics-config=histogram_latencies=true",
+            "--metrics-config=summary_latencies=on",
+            "--metrics-config=summary_quantiles=0.5:0.05,0.75:0.01",
+            "--metrics-config=counter_latencies=false",
+        ];
+        settings(&[&asked, more].concat()).expect("valid").server
+    };
+    let server = args(&[]);
+    assert!(server.latencies.histograms && server.latencies.summaries && !server.counter_latencies);
+    assert_eq!(server.latencies.quantiles, [0.5, 0.75]);
+    let unread = args(&["--allow-metrics=false"]);
+    assert!(!unread.latencies.histograms && !unread.latencies.summaries, "nobody could read them");
 }
