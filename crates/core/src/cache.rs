@@ -7,22 +7,27 @@
 //! whatever goes wrong in a cache is a miss, never an error of the request.
 
 mod answer;
+mod codec;
+mod content;
 mod key;
 mod local;
 mod model;
 mod page;
+mod redis;
 mod settings;
 
 use std::sync::Arc;
 
 use trireme_types::Result;
 
-pub use self::settings::CacheSettings;
+pub use self::settings::{CacheSettings, RedisSettings};
 
+pub(crate) use self::content::{Content, Made};
 pub(crate) use self::model::ModelCache;
 pub(crate) use self::page::write_models;
 
 use self::local::LocalCache;
+use self::redis::RedisCache;
 use crate::executor::Executor;
 use crate::options::ServerOptions;
 
@@ -35,6 +40,7 @@ pub(crate) struct ResponseCache {
 /// Where the answers are.
 enum Store {
     Local(LocalCache),
+    Redis(RedisCache),
 }
 
 impl ResponseCache {
@@ -46,14 +52,27 @@ impl ResponseCache {
         let Some(settings) = &options.cache else { return Ok(None) };
         let store = match settings {
             CacheSettings::Local { size } => Store::Local(LocalCache::new(*size)?),
+            CacheSettings::Redis(settings) => Store::Redis(RedisCache::new(settings)?),
         };
         Ok(Some(Arc::new(Self { store, executor: executor.clone() })))
+    }
+
+    /// Begins to work: connects to what is outside the process.
+    ///
+    /// # Errors
+    /// What is outside refuses the settings.
+    pub(crate) fn open(&self) -> Result<()> {
+        match &self.store {
+            Store::Local(_) => Ok(()),
+            Store::Redis(redis) => redis.open(),
+        }
     }
 
     /// The metrics of the cache itself, beside those of the models.
     pub(crate) fn write_metrics(&self, page: &mut String) {
         match &self.store {
             Store::Local(local) => page::write_local(page, &local.usage()),
+            Store::Redis(redis) => page::write_redis(page, redis.is_down(), redis.counters()),
         }
     }
 }

@@ -163,6 +163,12 @@ impl Ensemble {
         self.limit.as_ref().map_or(0, |limit| limit.door.waiting())
     }
 
+    /// The models that the steps run now, one for each; `None` while one of them is not there.
+    pub(crate) fn members(&self) -> Option<Vec<Arc<ModelVersion>>> {
+        let table = self.table.upgrade()?;
+        self.plan.steps.iter().map(|step| table.find(&step.model, step.version).ok()).collect()
+    }
+
     /// Whether the models of all steps can run.
     pub(crate) fn is_ready(&self) -> bool {
         let Some(table) = self.table.upgrade() else { return false };

@@ -29,7 +29,7 @@ pub(crate) use self::files::config_path;
 use self::files::{Places, ReadConfig};
 pub(crate) use self::order::order;
 
-use crate::cache::{ModelCache, ResponseCache};
+use crate::cache::{Made, ModelCache, ResponseCache};
 use crate::check::Finding;
 use crate::executor::Executor;
 use crate::latencies::Latencies;
@@ -430,6 +430,23 @@ impl Loader {
         })
     }
 
+    /// What a version is to the response cache.
+    fn cache_of(&self, source: &ModelSource, config: &ModelConfig, version: i64) -> ModelCache {
+        let version_dir = match &source.place {
+            Place::Directory(dir) => Some(dir.join(version.to_string())),
+            Place::File(_) | Place::Ambiguous(_) => None,
+        };
+        let engine = self.backends.get(&config.backend).and_then(|backend| backend.describe());
+        let made = Made {
+            name: &source.name,
+            version,
+            version_dir: version_dir.as_deref(),
+            config,
+            engine: &engine.unwrap_or_default(),
+        };
+        ModelCache::new(self.cache.as_ref(), made)
+    }
+
     fn build(
         &self,
         source: &ModelSource,
@@ -447,8 +464,6 @@ impl Loader {
                 "{what} of model '{name}' is not available yet in this version of trireme"
             ))));
         }
-        let cache = self.cache.as_ref().filter(|_| spec.response_cache);
-        let cache = cache.map(|cache| ModelCache::new(cache, name, context.version));
         let sequences = sequence_plan(&spec, &model_dir(source)).map_err(plain)?;
         let latencies = Latencies::new(&self.options.latencies, &spec.metric_buckets);
         let tensors = ModelTensors {
@@ -492,7 +507,7 @@ impl Loader {
             labels,
             backend_model: Some(backend_model),
             scheduler: Scheduler::Instances(pool),
-            cache,
+            cache: self.cache_of(source, config, context.version),
             latencies,
             load_duration: started.elapsed(),
         }))

@@ -174,7 +174,7 @@ impl Series {
             totals: model.statistics.totals(),
             pending: model.pending(),
             load_seconds: model.load_duration.as_secs_f64(),
-            cached: model.cache().is_some(),
+            cached: model.cache().is_used(),
         }
     }
 }

@@ -14,7 +14,8 @@ use trireme_proto::inference::model_sequence_batching::control::Kind;
 use trireme_proto::inference::{self, ModelConfig};
 use trireme_types::{Error, InferInput, InferRequest, Responder, Result, TensorBuffer, TensorSpec};
 
-use crate::cache::ModelCache;
+use crate::cache::{Content, ModelCache};
+use crate::ensemble::Ensemble;
 use crate::infer::{self, Expectation};
 use crate::latencies::Latencies;
 use crate::scheduler::Scheduler;
@@ -59,7 +60,7 @@ pub struct ModelVersion {
     /// `None` for ensembles.
     backend_model: Option<Arc<dyn Model>>,
     scheduler: Scheduler,
-    cache: Option<ModelCache>,
+    cache: ModelCache,
     pub(crate) statistics: Statistics,
     pub(crate) load_duration: std::time::Duration,
     in_flight: AtomicUsize,
@@ -76,7 +77,7 @@ pub(crate) struct ModelParts {
     pub(crate) labels: HashMap<Arc<str>, Labels>,
     pub(crate) backend_model: Option<Arc<dyn Model>>,
     pub(crate) scheduler: Scheduler,
-    pub(crate) cache: Option<ModelCache>,
+    pub(crate) cache: ModelCache,
     pub(crate) latencies: Option<Latencies>,
     pub(crate) load_duration: std::time::Duration,
 }
@@ -208,10 +209,7 @@ impl ModelVersion {
             responder.finish(Err(error));
             return;
         }
-        match &self.cache {
-            Some(cache) => cache.infer(self, request, responder),
-            None => self.schedule(request, responder),
-        }
+        self.cache.infer(self, request, responder);
     }
 
     /// Whether two loads of an ensemble version do the same, so that the later one is not needed.
@@ -231,9 +229,21 @@ impl ModelVersion {
         self.scheduler.enqueue(self, request, responder);
     }
 
-    /// The response cache, if the model asks for it and the server has one.
-    pub(crate) fn cache(&self) -> Option<&ModelCache> {
-        self.cache.as_ref()
+    pub(crate) fn cache(&self) -> &ModelCache {
+        &self.cache
+    }
+
+    /// What the version is made of, the models of an ensemble's steps aside.
+    pub(crate) fn content(&self) -> &Content {
+        self.cache.content()
+    }
+
+    /// The ensemble, if the model is one.
+    pub(crate) fn ensemble(&self) -> Option<&Ensemble> {
+        match &self.scheduler {
+            Scheduler::Ensemble(ensemble) => Some(ensemble),
+            Scheduler::Instances(_) => None,
+        }
     }
 
     /// Refuses new requests; those already inside are answered.

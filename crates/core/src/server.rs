@@ -101,6 +101,9 @@ impl Server {
         let budget = ThreadBudget::new(options.cores);
         let executor = Executor::new();
         let cache = ResponseCache::of(&options, &executor)?;
+        if let Some(cache) = &cache {
+            cache.open()?;
+        }
         let table = Arc::new(ModelTable::default());
         let loader =
             Loader::new(options.clone(), backends, executor, budget, cache.clone(), Arc::clone(&table));

@@ -19,6 +19,11 @@ pub(super) struct Answer {
 }
 
 impl Answer {
+    /// Of outputs whose memory belongs to nothing else.
+    pub(super) fn new(outputs: Vec<OutputTensor>, parameters: Parameters) -> Self {
+        Self { outputs: outputs.into(), parameters }
+    }
+
     /// Keeps a copy. `None` if the tensors are too large to be addressed together.
     pub(super) fn keep(response: &InferResponse) -> Option<Self> {
         let mut buffer = HostBuffer::zeroed(tensor_bytes(response)?);

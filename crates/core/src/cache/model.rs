@@ -2,50 +2,69 @@
 //! answer.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use trireme_types::{InferRequest, InferResponse, Responder, ResponseSink, Result};
 
 use super::answer::Answer;
+use super::content::{Content, Made};
 use super::key::{Identity, Key, key};
+use super::redis::{Name, RedisCache};
 use super::{ResponseCache, Store};
+use crate::executor::Executor;
 use crate::model::ModelVersion;
 
-/// Inputs above this are hashed on a thread of the executor: hashing a megabyte takes some hundred microseconds, in
-/// which a frontend's thread could have served others.
-const INLINE_INPUT_BYTES: usize = 256 << 10;
+/// Inputs above this are hashed on a thread of the executor: these take some 40 us, as long as waking threads does, and
+/// more would keep a frontend's thread from serving others.
+const INLINE_INPUT_BYTES: usize = 128 << 10;
 
-/// Numbers of loads; the local cache keeps loads apart by them.
-static LOADS: AtomicU64 = AtomicU64::new(0);
-
-/// The cache of one load of a model version. What it has kept is forgotten with it.
+/// What a model version is to the response cache. What the local cache has kept for it is forgotten with it.
 pub(crate) struct ModelCache {
-    cache: Arc<ResponseCache>,
+    content: Content,
     identity: Identity,
-    load: u64,
+    /// `None`: the model does not use the cache; an ensemble that runs it may.
+    used: Option<Arc<ResponseCache>>,
 }
 
 impl ModelCache {
-    pub(crate) fn new(cache: &Arc<ResponseCache>, model: &str, version: i64) -> Self {
-        let load = LOADS.fetch_add(1, Ordering::Relaxed);
-        let identity = Identity::new(model, version, &load.to_le_bytes());
-        Self { cache: Arc::clone(cache), identity, load }
+    /// Of a version that is being loaded in a server with this cache, if it has one. Reads all files of the version if
+    /// the cache outlives the load.
+    pub(crate) fn new(cache: Option<&Arc<ResponseCache>>, made: Made<'_>) -> Self {
+        let content = match cache.map(|cache| &cache.store) {
+            None | Some(Store::Local(_)) => Content::of_load(),
+            Some(Store::Redis(_)) => Content::of_files(made),
+        };
+        let asked = made.config.response_cache.as_ref().is_some_and(|cache| cache.enable);
+        Self {
+            content,
+            identity: Identity::new(made.name, made.version, content.hash()),
+            used: cache.filter(|_| asked).cloned(),
+        }
+    }
+
+    pub(crate) fn content(&self) -> &Content {
+        &self.content
+    }
+
+    pub(crate) fn is_used(&self) -> bool {
+        self.used.is_some()
     }
 
     /// Takes a checked request: answers it, or gives it to the model's scheduler with a responder that keeps the
     /// answer.
     pub(crate) fn infer(&self, model: &Arc<ModelVersion>, request: InferRequest, responder: Responder) {
+        let Some(cache) = &self.used else { return model.schedule(request, responder) };
         let queued = Instant::now();
         if request.input_bytes() <= INLINE_INPUT_BYTES {
-            return self.look_up(model, request, responder, queued);
+            return self.look_up(cache, model, request, responder, queued);
         }
         let in_flight = model.enter();
-        self.cache.executor.run(Box::new(move || {
+        cache.executor.run(Box::new(move || {
             let model = in_flight.model();
-            match model.cache() {
-                Some(cache) => cache.look_up(model, request, responder, queued),
+            let this = model.cache();
+            match &this.used {
+                Some(cache) => this.look_up(cache, model, request, responder, queued),
                 None => model.schedule(request, responder),
             }
         }));
@@ -53,52 +72,104 @@ impl ModelCache {
 
     fn look_up(
         &self,
+        cache: &ResponseCache,
         model: &Arc<ModelVersion>,
         request: InferRequest,
         responder: Responder,
         queued: Instant,
     ) {
         let start = Instant::now();
-        let key = key(&self.identity, model.inputs(), model.outputs(), &request);
-        let found = match &self.cache.store {
-            Store::Local(local) => local.lookup(&key),
-        };
-        let lookup = start.elapsed();
-        match found {
-            Some(answer) => hit(model, request, responder, &answer, start - queued, lookup),
-            None => {
-                let keep =
-                    Keep { responder: Some(responder), model: Arc::clone(model), key, lookup, plain: true };
-                model.schedule(request, Responder::new(Box::new(keep)));
+        let Some((identity, load)) = self.identity(model) else { return model.schedule(request, responder) };
+        let key = key(&identity, model.inputs(), model.outputs(), &request);
+        let asked = Asked { request, responder, key, load, queue: start - queued, start };
+        match &cache.store {
+            Store::Local(local) => asked.settle(model, local.lookup(&key).as_deref()),
+            Store::Redis(redis) if redis.is_down() => {
+                redis.skipped();
+                asked.settle(model, None);
             }
+            Store::Redis(redis) => ask(redis, cache.executor.clone(), model, asked),
         }
     }
 
-    fn keep(&self, key: Key, response: &InferResponse) {
-        match &self.cache.store {
-            Store::Local(local) => local.insert(key, self.load, response),
+    /// What the model is now, with the newest load that has part in it; `None` for an ensemble that cannot run.
+    fn identity(&self, model: &ModelVersion) -> Option<(Identity, u64)> {
+        if model.ensemble().is_none() {
+            return Some((self.identity, self.content.load()));
+        }
+        let now = Content::now(model)?;
+        Some((Identity::new(model.name(), model.version(), now.hash()), now.load()))
+    }
+
+    /// Keeps an answer, unless a model that had part in it has been loaded anew since the request came.
+    fn keep(&self, model: &ModelVersion, key: Key, load: u64, response: &InferResponse) {
+        let Some(cache) = &self.used else { return };
+        if model.ensemble().is_some() && Content::now(model).is_none_or(|now| now.load() != load) {
+            return;
+        }
+        match &cache.store {
+            Store::Local(local) => local.insert(key, self.content.load(), response),
+            Store::Redis(redis) => redis.store(Name::new(model.name(), model.version(), key), response),
         }
     }
 }
 
 impl Drop for ModelCache {
     fn drop(&mut self) {
-        match &self.cache.store {
-            Store::Local(local) => local.forget(self.load),
+        match self.used.as_ref().map(|cache| &cache.store) {
+            Some(Store::Local(local)) => local.forget(self.content.load()),
+            // Names in Redis hold the content: the same model finds its answers again, another one has other names.
+            Some(Store::Redis(_)) | None => {}
         }
     }
 }
 
-fn hit(
-    model: &ModelVersion,
+/// Asks Redis. What was found is settled on a thread of the executor, because a scheduler may run the model on the thread
+/// that brings it a request, and a responder may wait for its client.
+fn ask(redis: &RedisCache, executor: Executor, model: &Arc<ModelVersion>, asked: Asked) {
+    let name = Name::new(model.name(), model.version(), asked.key);
+    let in_flight = model.enter();
+    redis.look_up(
+        name,
+        Box::new(move |found| {
+            executor.run(Box::new(move || asked.settle(in_flight.model(), found.as_ref())));
+        }),
+    );
+}
+
+/// A request while its answer is looked for.
+struct Asked {
     request: InferRequest,
     responder: Responder,
-    answer: &Answer,
+    key: Key,
+    load: u64,
+    /// Time before the lookup began.
     queue: Duration,
-    lookup: Duration,
-) {
-    model.statistics.cache_hit(request.received.elapsed(), queue, lookup);
-    responder.finish(Ok(answer.for_request(request.id)));
+    start: Instant,
+}
+
+impl Asked {
+    /// Answers with what was found, or has the model answer.
+    fn settle(self, model: &Arc<ModelVersion>, found: Option<&Answer>) {
+        let lookup = self.start.elapsed();
+        match found {
+            Some(answer) => {
+                model.statistics.cache_hit(self.request.received.elapsed(), self.queue, lookup);
+                self.responder.finish(Ok(answer.for_request(self.request.id)));
+            }
+            None => {
+                let keep = Keep {
+                    responder: Some(self.responder),
+                    model: Arc::clone(model),
+                    key: self.key,
+                    load: self.load,
+                    lookup,
+                    plain: true,
+                };
+                model.schedule(self.request, Responder::new(Box::new(keep)));
+            }
+        }
+    }
 }
 
 /// The way back of a request that was not found: keeps its answer if it is the one successful answer, and passes
@@ -107,6 +178,7 @@ struct Keep {
     responder: Option<Responder>,
     model: Arc<ModelVersion>,
     key: Key,
+    load: u64,
     lookup: Duration,
     /// Nothing came before the last answer.
     plain: bool,
@@ -122,8 +194,8 @@ impl ResponseSink for Keep {
             return;
         }
         let start = Instant::now();
-        if let (true, Some(Ok(response)), Some(cache)) = (self.plain, &reply, self.model.cache()) {
-            cache.keep(self.key, response);
+        if let (true, Some(Ok(response))) = (self.plain, &reply) {
+            self.model.cache().keep(&self.model, self.key, self.load, response);
         }
         self.model.statistics.cache_miss(self.lookup + start.elapsed());
         match (self.responder.take(), reply) {

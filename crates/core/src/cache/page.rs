@@ -1,8 +1,10 @@
 //! The metric families of the response cache, with Triton's names and help texts.
 
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::local::Usage;
+use super::redis::Counters;
 use crate::stats::InferStatistics;
 
 type Family = (&'static str, &'static str, fn(&InferStatistics) -> u64);
@@ -55,5 +57,32 @@ pub(super) fn write_local(page: &mut String, usage: &Usage) {
         "nv_cache_insertion_duration",
         "Total cache insertion duration, in microseconds",
         &(usage.insertion_ns / 1000),
+    );
+}
+
+/// The families of the Redis cache, which Triton does not have.
+pub(super) fn write_redis(page: &mut String, is_down: bool, counters: &Counters) {
+    let mut family = |name: &str, kind: &str, help: &str, value: u64| {
+        let _infallible = write!(page, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n");
+    };
+    let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    family("trireme_redis_cache_up", "gauge", "Whether the Redis cache answers", u64::from(!is_down));
+    family(
+        "trireme_redis_cache_failures_total",
+        "counter",
+        "Number of times that the Redis cache ceased to answer",
+        of(&counters.failures),
+    );
+    family(
+        "trireme_redis_cache_skipped_total",
+        "counter",
+        "Number of lookups that were misses because the Redis cache did not answer or was too busy",
+        of(&counters.skipped),
+    );
+    family(
+        "trireme_redis_cache_stored_total",
+        "counter",
+        "Number of responses stored in the Redis cache",
+        of(&counters.stored),
     );
 }

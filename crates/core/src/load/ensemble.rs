@@ -12,7 +12,6 @@ use trireme_types::Error;
 
 use super::files::{self, Places};
 use super::{LabelMap, LoadFailure, LoadOverrides, Loaded, Loader, Plan, plain, told};
-use crate::cache::ModelCache;
 use crate::ensemble::Ensemble;
 use crate::latencies::Latencies;
 use crate::model::{ModelParts, ModelVersion};
@@ -94,7 +93,6 @@ impl Loader {
         let (shared, config_json) = (Arc::new(config.clone()), Bytes::from(trireme_config::to_json(config)));
         let version = |version: &i64| {
             let scheduler = Ensemble::new(&spec, ensemble, flow.clone(), &self.table, self.executor.clone());
-            let cache = self.cache.as_ref().filter(|_| spec.response_cache);
             Ok(Arc::new(ModelVersion::new(ModelParts {
                 name: Arc::from(name),
                 version: *version,
@@ -105,7 +103,7 @@ impl Loader {
                 labels: labels.clone(),
                 backend_model: None,
                 scheduler: Scheduler::Ensemble(scheduler.map_err(plain)?),
-                cache: cache.map(|cache| ModelCache::new(cache, name, *version)),
+                cache: self.cache_of(source, config, *version),
                 latencies: Latencies::new(&self.options.latencies, &spec.metric_buckets),
                 load_duration: started.elapsed(),
             })))

@@ -138,7 +138,7 @@ static GROUPS: &[&[Flag]] = &[
         flag("repoagent-directory", "PATH", "/opt/tritonserver/repoagents", "Where repository agents lie.").no_effect("there are no repository agents yet"),
     ]),
     &group("Response Cache", [
-        flag("cache-config", "NAME,KEY=VALUE", "", "The response cache, for models with response_cache { enable: true }: local,size=BYTES. A larger one answers more requests without running the model and takes the memory from elsewhere.").many(),
+        flag("cache-config", "NAME,KEY=VALUE", "", "The response cache, for models with response_cache { enable: true }. local,size=BYTES: in the server's memory; a larger one answers more requests without running the model. redis,host=HOST and redis,port=PORT: shared with other servers and kept over restarts, for a round trip a request. One setting each time.").many(),
         flag("cache-directory", "PATH", "/opt/tritonserver/caches", "Where cache libraries lie.").no_effect("the response caches are built in"),
     ]),
     &group("Rate Limiter", [

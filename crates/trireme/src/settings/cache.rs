@@ -1,13 +1,21 @@
 //! The response cache that `--cache-config` and the older `--response-cache-byte-size` ask for.
 
+use std::time::Duration;
+
 use anyhow::{Result, bail};
-use trireme_core::CacheSettings;
+use trireme_core::{CacheSettings, RedisSettings};
 
 use super::value::number;
 use crate::flags::Flags;
 
 /// What a `--cache-config` looks like.
-const FORM: &str = "--cache-config expects local,size=BYTES";
+const FORM: &str = "--cache-config expects local,size=BYTES, or redis,host=HOST and redis,port=PORT";
+/// Settings of the redis cache, for messages.
+const REDIS_KEYS: &str =
+    "host, port, user, password, db, connect_timeout, socket_timeout, pool_size and wait_timeout";
+/// Variables that say who is to log in, where the flags do not.
+const USER_VARIABLE: &str = "TRITONCACHE_REDIS_USERNAME";
+const PASSWORD_VARIABLE: &str = "TRITONCACHE_REDIS_PASSWORD";
 
 /// The cache of a server; none unless a flag asks for one.
 pub(super) fn cache(flags: &Flags, warnings: &mut Vec<String>) -> Result<Option<CacheSettings>> {
@@ -35,6 +43,10 @@ pub(super) fn cache(flags: &Flags, warnings: &mut Vec<String>) -> Result<Option<
 /// # Errors
 /// They name two caches or one that is not known, or a setting is missing, unknown or cannot be read.
 pub(crate) fn cache_settings(texts: &[String]) -> Result<Option<CacheSettings>> {
+    parse(texts, |name| std::env::var(name).ok())
+}
+
+fn parse(texts: &[String], variable: impl Fn(&str) -> Option<String>) -> Result<Option<CacheSettings>> {
     let mut named: Option<&str> = None;
     let mut pairs = Vec::with_capacity(texts.len());
     for text in texts {
@@ -53,6 +65,7 @@ pub(crate) fn cache_settings(texts: &[String]) -> Result<Option<CacheSettings>> 
     match named {
         None => Ok(None),
         Some("local") => local(&pairs).map(Some),
+        Some("redis") => redis(&pairs, variable).map(Some),
         Some(other) => bail!("there is no response cache '{other}'; {FORM}"),
     }
 }
@@ -76,12 +89,100 @@ fn local(pairs: &[(&str, &str)]) -> Result<CacheSettings> {
     }
 }
 
+fn redis(pairs: &[(&str, &str)], variable: impl Fn(&str) -> Option<String>) -> Result<CacheSettings> {
+    let mut settings = RedisSettings::new("", 0);
+    for (key, value) in pairs {
+        let whole = |least: u64, most: u64| -> Result<u64> {
+            match value.parse::<u64>() {
+                Ok(number) if (least..=most).contains(&number) => Ok(number),
+                _ => bail!(
+                    "--cache-config redis,{key} expects a whole number from {least} to {most}, got '{value}'"
+                ),
+            }
+        };
+        // In Triton 0 waits for ever; here it stands for the limit that a request can bear.
+        let limit = |default: Duration| -> Result<Duration> {
+            let milliseconds = whole(0, 3_600_000)?;
+            Ok(if milliseconds == 0 { default } else { Duration::from_millis(milliseconds) })
+        };
+        match *key {
+            "host" => (*value).clone_into(&mut settings.host),
+            "port" => settings.port = u16::try_from(whole(1, u16::MAX.into())?)?,
+            "user" => settings.user = Some((*value).to_owned()),
+            "password" => settings.password = Some((*value).to_owned()),
+            "db" => settings.db = i64::try_from(whole(0, i32::MAX.unsigned_abs().into())?)?,
+            "connect_timeout" => settings.connect_timeout = limit(settings.connect_timeout)?,
+            "socket_timeout" => settings.socket_timeout = limit(settings.socket_timeout)?,
+            "wait_timeout" => settings.wait_timeout = limit(settings.wait_timeout)?,
+            "pool_size" => settings.pool_size = usize::try_from(whole(1, 64)?)?,
+            "tls_enabled" if matches!(*value, "false" | "0") => {}
+            "tls_enabled" | "cert" | "key" | "cacert" | "cacert_dir" | "sni" => bail!(
+                "--cache-config redis,{key} cannot be followed: TLS to Redis is not available yet in this version of \
+                 trireme; leave the setting out"
+            ),
+            _ => bail!("--cache-config redis knows the settings {REDIS_KEYS}, got '{key}'"),
+        }
+    }
+    if settings.host.is_empty() || settings.port == 0 {
+        bail!(
+            "--cache-config redis needs host and port, as in --cache-config redis,host=localhost --cache-config \
+             redis,port=6379"
+        );
+    }
+    settings.user = settings.user.or_else(|| variable(USER_VARIABLE));
+    settings.password = settings.password.or_else(|| variable(PASSWORD_VARIABLE));
+    Ok(CacheSettings::Redis(settings))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn of(texts: &[&str]) -> Result<Option<CacheSettings>> {
-        cache_settings(&texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>())
+        parse(&texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>(), |_| None)
+    }
+
+    #[test]
+    fn reads_the_redis_cache() {
+        let base = ["redis,host=h", "redis,port=6379"];
+        let with = |more: &[&str]| of(&[&base, more].concat()).expect("valid");
+        let redis = |change: &dyn Fn(&mut RedisSettings)| {
+            let mut settings = RedisSettings::new("h", 6379);
+            change(&mut settings);
+            Some(CacheSettings::Redis(settings))
+        };
+        assert_eq!(with(&[]), redis(&|_| {}));
+        assert_eq!(with(&["redis,tls_enabled=false", "redis,socket_timeout=0"]), redis(&|_| {}));
+        assert_eq!(
+            with(&[
+                "redis,user=u",
+                "redis,password=p,=w",
+                "redis,db=3",
+                "redis,pool_size=4",
+                "redis,wait_timeout=7"
+            ]),
+            redis(&|settings| {
+                settings.user = Some("u".into());
+                settings.password = Some("p,=w".into());
+                settings.db = 3;
+                settings.pool_size = 4;
+                settings.wait_timeout = Duration::from_millis(7);
+            })
+        );
+    }
+
+    #[test]
+    fn the_environment_may_say_who_logs_in() {
+        let of = |texts: &[&str]| {
+            let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+            match parse(&texts, |name| Some(format!("value of {name}"))).expect("valid") {
+                Some(CacheSettings::Redis(settings)) => (settings.user, settings.password),
+                other => panic!("{other:?}"),
+            }
+        };
+        let (user, password) = of(&["redis,host=h", "redis,port=1", "redis,user=flag"]);
+        assert_eq!(user.as_deref(), Some("flag"));
+        assert_eq!(password.as_deref(), Some("value of TRITONCACHE_REDIS_PASSWORD"));
     }
 
     #[test]
@@ -100,6 +201,14 @@ mod tests {
             (vec!["local,size=0"], "a number of bytes above 0, got '0'"),
             (vec!["local,size=1MB"], "a number of bytes above 0, got '1MB'"),
             (vec!["local,sizes=1"], "knows the setting size, got 'sizes'"),
+            (vec!["redis,host=h"], "needs host and port"),
+            (vec!["redis,host=h", "redis,port=0"], "a whole number from 1 to 65535, got '0'"),
+            (
+                vec!["redis,host=h", "redis,port=1", "redis,tls_enabled=true"],
+                "TLS to Redis is not available yet",
+            ),
+            (vec!["redis,hots=h"], "got 'hots'"),
+            (vec!["redis,host=h", "local,size=4096"], "names two: 'redis' and 'local'"),
             (vec!["lokal,size=1"], "there is no response cache 'lokal'"),
             (vec!["local,size=4096", "other,size=4096"], "names two: 'local' and 'other'"),
         ] {
