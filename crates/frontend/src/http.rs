@@ -14,6 +14,7 @@ mod compression;
 pub(crate) mod connection;
 mod control;
 mod forward;
+pub(crate) mod generate;
 pub mod infer;
 mod load_request;
 pub(crate) mod reply;
@@ -146,8 +147,9 @@ async fn dispatch(frontend: &Frontend, parts: &Parts, body: &mut Incoming) -> Re
             ModelAction::Config => control::model_config(server, &name, version),
             ModelAction::Statistics => control::statistics(server, &name, version),
             ModelAction::TraceSetting => Err(Refusal::not_available("the trace extension")),
-            ModelAction::Generate | ModelAction::GenerateStream => {
-                Err(Refusal::not_available("the generate extension"))
+            ModelAction::Generate => generate::generate(frontend, &name, version, parts, body).await,
+            ModelAction::GenerateStream => {
+                generate::generate_stream(frontend, &name, version, parts, body).await
             }
             ModelAction::Metadata | ModelAction::Infer => control::model_metadata(server, &name, version),
         },

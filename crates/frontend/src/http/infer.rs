@@ -27,6 +27,10 @@ pub use self::binary::{BinaryTail, parse_header_length};
 pub use self::head::{HeadInput, HeadOutput, InferHead, SharedMemory, Source, parse_infer_head};
 pub use self::response::{EncodedResponse, encode};
 
+pub(super) use self::data::{Place, read as read_data};
+pub(super) use self::head::custom_value;
+pub(super) use self::response::{data as write_data, parameter as write_parameter};
+
 use super::Frontend;
 use super::body::{self, BodyLimit};
 use super::compression::{self, BLOCKING_BYTES, Encoding};

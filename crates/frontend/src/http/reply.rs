@@ -14,6 +14,7 @@ use smallvec::{SmallVec, smallvec};
 use trireme_types::{Code, Error};
 
 use super::connection::RequestGuard;
+use super::generate::EventStream;
 use crate::json::Writer;
 use crate::status::{http_status, retry_after_seconds};
 
@@ -22,12 +23,14 @@ pub(crate) type Reply = Response<Pieces>;
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain");
 
-/// A body of known length in pieces that leave one after the other, in one write where the system takes it.
+/// A body of known length in pieces that leave one after the other, in one write where the system takes it; or a
+/// stream of events that ends when the model does.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
     pieces: SmallVec<[Bytes; 3]>,
     next: usize,
     left: u64,
+    events: Option<EventStream>,
     /// The request counts as at work until its answer has left.
     request: Option<RequestGuard>,
 }
@@ -35,7 +38,12 @@ pub(crate) struct Pieces {
 impl Pieces {
     pub(crate) fn new(pieces: SmallVec<[Bytes; 3]>) -> Self {
         let left = pieces.iter().map(|piece| piece.len() as u64).sum();
-        Self { pieces, next: 0, left, request: None }
+        Self { pieces, left, ..Self::default() }
+    }
+
+    /// A body whose length is not known before its end.
+    pub(crate) fn streamed(events: EventStream) -> Self {
+        Self { events: Some(events), ..Self::default() }
     }
 }
 
@@ -47,7 +55,7 @@ impl Pieces {
 
 impl From<Bytes> for Pieces {
     fn from(piece: Bytes) -> Self {
-        Self { left: piece.len() as u64, pieces: smallvec![piece], next: 0, request: None }
+        Self { left: piece.len() as u64, pieces: smallvec![piece], ..Self::default() }
     }
 }
 
@@ -57,8 +65,11 @@ impl Body for Pieces {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
+        cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(events) = &self.events {
+            return events.poll_text(cx).map(|text| text.map(|text| Ok(Frame::data(text))));
+        }
         loop {
             let next = self.next;
             let Some(piece) = self.pieces.get_mut(next) else { return Poll::Ready(None) };
@@ -72,11 +83,14 @@ impl Body for Pieces {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.left == 0
+        self.left == 0 && self.events.is_none()
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.left)
+        match self.events {
+            Some(_) => SizeHint::default(),
+            None => SizeHint::with_exact(self.left),
+        }
     }
 }
 

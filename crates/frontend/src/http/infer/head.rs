@@ -399,6 +399,14 @@ fn custom_parameter(reader: &mut Reader<'_>, key: &str) -> Result<ParameterValue
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
         ));
     }
+    custom_value(reader, key)
+}
+
+/// Reads the value of a parameter that has no meaning to the server.
+///
+/// # Errors
+/// `INVALID_ARG` for anything but a string, a number or a boolean.
+pub(crate) fn custom_value(reader: &mut Reader<'_>, key: &str) -> Result<ParameterValue> {
     match reader.kind()? {
         Kind::String => Ok(ParameterValue::String(reader.string()?.into_owned())),
         Kind::Bool => Ok(ParameterValue::Bool(reader.boolean()?)),

@@ -102,7 +102,8 @@ fn estimate(model_name: &str, response: &InferResponse, binary: &impl Fn(&str) -
     96 + model_name.len() + response.id.len() + 64 * response.parameters.len() + outputs.sum::<usize>()
 }
 
-fn parameter(json: &mut Writer, value: &ParameterValue) {
+/// Writes the value of a parameter.
+pub(crate) fn parameter(json: &mut Writer, value: &ParameterValue) {
     match value {
         ParameterValue::Bool(value) => json.boolean(*value),
         ParameterValue::Int(value) => json.integer(*value),
@@ -126,7 +127,11 @@ fn head(json: &mut Writer, output: &OutputTensor) {
     json.raw(b"],");
 }
 
-fn data(json: &mut Writer, output: &OutputTensor) -> Result<()> {
+/// Writes the elements of an output, with commas between them.
+///
+/// # Errors
+/// `INTERNAL` if the bytes do not fit the shape.
+pub(crate) fn data(json: &mut Writer, output: &OutputTensor) -> Result<()> {
     match output.data_type {
         DataType::Bool => elements(json, output, |json, [byte]: [u8; 1]| json.boolean(byte != 0)),
         DataType::Uint8 => elements(json, output, |json, bytes| json.integer(u8::from_le_bytes(bytes))),
