@@ -312,6 +312,8 @@ def states(tmp_path_factory):
     for name, batching in (("history", ""), ("history_oldest", "oldest { max_candidate_sequences: 8 }")):
         growing = "use_same_buffer_for_input_output: true use_growable_memory: true"
         stateful(repository, name, history, "[ -1 ]", batching, growing, **dict(grows))
+    empty = 'initial_state { name: "empty" data_type: TYPE_INT32 dims: [ 0 ] zero_data: true }'
+    stateful(repository, "empty", history, "[ -1 ]", "", empty, **dict(grows))
     with Server(repository=repository) as server:
         yield server
 
@@ -365,6 +367,11 @@ def test_a_state_may_grow(states, model):
     assert call(3, 1) == [0, 1, 2, 3]
     assert call(8, 2, "E") == [0, 7, 8]
     assert call(4, 1, "E") == [0, 1, 2, 3, 4]
+
+
+def test_a_state_may_begin_as_nothing(states):
+    call = StateCaller(states, "grpc", "empty")
+    assert [call(1, 1, "S"), call(2, 1), call(9, 2, "SE"), call(3, 1, "E")] == [[1], [1, 2], [9], [1, 2, 3]]
 
 
 @pytest.mark.parametrize("model", ["sum", "sum_oldest", "history", "history_oldest"])
