@@ -246,6 +246,11 @@ impl ModelVersion {
         }
     }
 
+    /// No further request of a client will come.
+    pub(crate) fn drain(&self) {
+        self.scheduler.drain();
+    }
+
     /// Refuses new requests; those already inside are answered.
     pub(crate) fn stop(&self) {
         self.scheduler.stop();

@@ -69,6 +69,14 @@ impl Scheduler {
         }
     }
 
+    /// No further request will come, though none is refused here.
+    pub(crate) fn drain(&self) {
+        match self {
+            Self::Instances(pool) => pool.drain(),
+            Self::Ensemble(_) => {}
+        }
+    }
+
     /// Refuses new requests. Those already taken are still served.
     pub(crate) fn stop(&self) {
         match self {

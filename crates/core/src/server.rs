@@ -357,6 +357,7 @@ impl Server {
     /// Refuses new requests from now on.
     pub fn begin_stop(&self) {
         self.stopping.store(true, Ordering::Release);
+        self.table.serving().iter().for_each(|model| model.drain());
     }
 
     /// Waits until every request is answered, at most `timeout`; returns how many are not.

@@ -271,6 +271,19 @@ fn rows_without_a_request_are_not_counted() {
 }
 
 #[test]
+fn a_stop_does_not_wait_for_sequences_that_cannot_go_on() {
+    let long = "max_sequence_idle_microseconds: 600000000 oldest { max_candidate_sequences: 1 }";
+    let (_dir, server) =
+        serve(4, &format!("{long} {}", corrid("TYPE_UINT64")), "instance_group { kind: KIND_CPU count: 1 }");
+    assert_eq!(add(&server, 1, "S", 5), Ok((5, 1)));
+    let waiting = send(&server, request(true, CorrelationId::Number(2), "S", 7)).0;
+    assert!(waiting.recv_timeout(Duration::from_millis(30)).is_err());
+    server.begin_stop();
+    assert_eq!(wait(&waiting).expect("it was taken before the stop").0, 7);
+    assert_eq!(server.wait_idle(Duration::from_secs(10)), 0);
+}
+
+#[test]
 fn many_sequences_at_once_lose_nothing_and_mix_nothing() {
     for (strategy, name) in
         [("direct { }", "TYPE_UINT64"), ("oldest { max_candidate_sequences: 3 }", "TYPE_STRING")]

@@ -266,6 +266,19 @@ impl InstancePool {
     /// Refuses new requests. Those in the queue are still served.
     pub(crate) fn stop(&self) {
         self.state.lock().stopped = true;
+        self.drain();
+    }
+
+    /// No further request will come, though none is refused here.
+    pub(crate) fn drain(&self) {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        state.source.drain(now);
+        let step = self.step(&mut state, now);
+        drop(state);
+        if let Some(pool) = self.me.upgrade() {
+            pool.go(step, 0);
+        }
     }
 
     /// Ends the waiting requests whose clients have gone away.

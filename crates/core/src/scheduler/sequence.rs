@@ -396,6 +396,10 @@ impl Source for SequenceSource {
         refused.append(&mut self.left);
     }
 
+    fn drain(&mut self, now: Instant) {
+        self.table.close(now);
+    }
+
     fn next_deadline(&self) -> Option<Instant> {
         // Anything in the past: there are requests to be answered.
         let at_once = self.left.first().map(|refused| refused.pending.queued);

@@ -78,6 +78,9 @@ pub(crate) trait Source: Send {
     /// Removes requests whose time is over and, with `closed`, those whose clients have gone away.
     fn sweep(&mut self, now: Instant, closed: bool, refused: &mut Vec<Refused>);
 
+    /// No further request will come: what only waits for one need wait no longer.
+    fn drain(&mut self, _now: Instant) {}
+
     /// When [`Source::sweep`] has something to do again.
     fn next_deadline(&self) -> Option<Instant>;
 

@@ -362,6 +362,20 @@ impl<T, M> Table<T, M> {
         }
     }
 
+    /// No further request will come: sequences end with what they have, so that the backlog gets their slots.
+    pub(super) fn close(&mut self, now: Instant) {
+        for sequence in self.sequences.values_mut() {
+            sequence.is_closed = true;
+        }
+        for (until, key) in std::mem::take(&mut self.idle) {
+            if let Some(sequence) = self.sequences.get_mut(&key).filter(|each| each.idle_until == Some(until))
+            {
+                sequence.idle_until = None;
+            }
+            self.give_up(key, now, |_| ());
+        }
+    }
+
     /// When [`Table::expire`] has something to do.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let first = |times: &BTreeSet<(Instant, Key)>| times.first().map(|(until, _)| *until);

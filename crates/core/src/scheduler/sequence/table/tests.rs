@@ -151,6 +151,25 @@ fn a_model_that_wants_to_know_gets_one_end_for_a_sequence_it_has_seen() {
 }
 
 #[test]
+fn when_nothing_more_comes_the_backlog_need_not_wait_for_those_who_are_idle() {
+    let now = Instant::now();
+    let mut table = Table::new(limits(1, 1));
+    assert!(push(&mut table, now, 1, 1, "S") && push(&mut table, now, 2, 2, "S"));
+    assert!(push(&mut table, now, 3, 2, "") && push(&mut table, now, 4, 3, "S"));
+    take_all(&mut table, 0);
+    finish(&mut table, 0, now);
+    assert_eq!(take_all(&mut table, 0), []);
+    table.close(now);
+    let mut order = Vec::new();
+    for _ in 0..4 {
+        order.extend(take_all(&mut table, 0));
+        finish(&mut table, 0, now);
+    }
+    assert_eq!((order, table.next_deadline()), (vec![Some(2), Some(3), Some(4)], None));
+    assert!(table.sequences.is_empty() && table.ids.is_empty());
+}
+
+#[test]
 fn a_request_that_runs_again_comes_before_all_others_and_starts_nothing() {
     let now = Instant::now();
     let mut table = Table::new(limits(1, 1));
