@@ -251,7 +251,7 @@ fn act() -> impl Strategy<Value = Act> {
         6 => push.prop_map(|(id, start, end, kind, patience)| Act::Push { id, start, end, kind, patience }),
         4 => (0..2_usize).prop_map(|instance| Act::Run { instance }),
         4 => (0..2_usize, prop::bool::weighted(0.1)).prop_map(|(instance, cancels)| Act::Finish { instance, cancels }),
-        2 => (1..120_u32).prop_map(Act::Wait),
+        2 => (1..12_u32).prop_map(|tens| Act::Wait(10 * tens)),
         1 => (0..8_usize).prop_map(Act::Leave),
     ]
 }
@@ -453,6 +453,9 @@ impl History {
         assert_eq!(self.table.waiting(), steps);
         let own = self.table.sequences.values().flat_map(|s| &s.steps).filter(|step| step.item.is_none());
         assert_eq!(self.inside.len() + own.count(), steps);
+        assert!(
+            self.table.sequences.values().all(|sequence| !sequence.is_running || sequence.ready.is_none())
+        );
         assert!(self.table.free.is_empty() || self.table.backlog.is_empty(), "nobody waits for a free slot");
     }
 }
