@@ -91,7 +91,7 @@ fn values(bytes: &[u8]) -> [i32; 2] {
     [0, 4].map(|at| i32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes")))
 }
 
-/// The model of sequences, whose requests have one row.
+/// How the models of sequences begin, whose requests have one row.
 const SEQUENCES: &str = "sequences";
 /// Models that only the ensemble asks.
 const PARTS: [&str; 2] = ["part_batching", "part_plain"];
@@ -110,9 +110,22 @@ fn models() -> Vec<(&'static str, String)> {
         ("policies", format!("dynamic_batching {{ {policies} {delay} }} {}", instances(1))),
         ("ordered", format!("dynamic_batching {{ preserve_ordering: true {delay} }} {}", instances(3))),
         (
-            SEQUENCES,
-            format!("sequence_batching {{ oldest {{ max_candidate_sequences: 8 }} }} {}", instances(2)),
+            "sequences_oldest",
+            format!(
+                "sequence_batching {{ oldest {{ max_candidate_sequences: 8 {delay} preserve_ordering: true }} }} {}",
+                instances(2)
+            ),
         ),
+        (
+            "sequences_direct",
+            format!(
+                "sequence_batching {{ max_sequence_idle_microseconds: 20000
+                direct {{ {delay} minimum_slot_utilization: 0.5 }} }} {} parameters {{
+                key: \"TRIREME_ABANDONED_SEQUENCE\" value {{ string_value: \"end\" }} }}",
+                instances(2)
+            ),
+        ),
+        ("sequences_alone", format!("sequence_batching {{ iterative_sequence: true }} {}", instances(1))),
         (PARTS[0], format!("dynamic_batching {{ {delay} }} {}", instances(1))),
         (PARTS[1], instances(1)),
     ]
@@ -306,7 +319,8 @@ fn produce(
         };
         let name = names[random.below(names.len().try_into().expect("few")) as usize];
         let model = server.model(name, None).expect("every model is ready");
-        let sequence = (name == SEQUENCES).then(|| seed as u64 * 100 + u64::from(random.below(20)) + 1);
+        let sequence =
+            name.starts_with(SEQUENCES).then(|| seed as u64 * 100 + u64::from(random.below(20)) + 1);
         let leaves = random.below(10);
         if leaves == 0 {
             client.leave();
