@@ -266,6 +266,53 @@ def test_passwords(tmp_path):
                 Server(*redis.flags(*wrong), repository=tmp_path)
 
 
+def certificates(folder):
+    """An authority, and certificates of it for a server on 127.0.0.1 and a client."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make certificates with")
+
+    def openssl(*words):
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    openssl("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority")
+    for name in ("server", "client"):
+        (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        openssl("req", *new[:-2], "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        openssl(
+            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
+            *("-days", "2", "-extfile", "extensions", "-out", f"{name}.pem"),
+        )
+
+
+def test_encrypted_connections(tmp_path):
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    certificates(keys)
+    lay_adder(tmp_path / "models", 1)
+    port = free_ports(1)[0]
+    settings = ["--tls-cert-file", "server.pem", "--tls-key-file", "server.key", "--tls-ca-cert-file", "ca.pem"]
+    settings = [word if word.startswith("--") else str(keys / word) for word in settings]
+    with Redis("--tls-port", str(port), *settings) as redis:
+        redis.port = port
+        client = ["tls_enabled=true", f"cert={keys}/client.pem", f"key={keys}/client.key"]
+        for authority in (f"cacert={keys}/ca.pem", f"cacert_dir={keys}/authorities"):
+            (keys / "authorities").mkdir(exist_ok=True)
+            shutil.copy(keys / "ca.pem", keys / "authorities")
+            with Server(*redis.flags(*client, authority), repository=tmp_path / "models") as server:
+                assert [ask(server), metric(server, "trireme_redis_cache_up")] == [2, 1]
+                hits = counts(server, "adder")[0]
+                if not hits:
+                    stored(server, 1)
+        assert hits == 1, "the second server found the answer of the first"
+        # A server that nobody vouches for is not talked to.
+        with Server(*redis.flags(*client), repository=tmp_path / "models") as server:
+            assert [ask(server), metric(server, "trireme_redis_cache_up")] == [2, 0]
+            assert "does not answer" in server.log()
+        with pytest.raises(RuntimeError, match="absent.pem"):
+            Server(*redis.flags("tls_enabled=true", "cacert=absent.pem"), repository=tmp_path / "models")
+
+
 def test_a_full_redis_is_told_about_and_harms_nobody(tmp_path):
     lay_adder(tmp_path, 1)
     with Redis("--maxmemory", "1", "--maxmemory-policy", "noeviction") as redis:

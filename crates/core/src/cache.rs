@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use trireme_types::Result;
 
-pub use self::settings::{CacheSettings, RedisSettings};
+pub use self::settings::{CacheSettings, RedisSettings, RedisTls};
 
 pub(crate) use self::content::{Content, Made};
 pub(crate) use self::model::ModelCache;

@@ -24,7 +24,7 @@ mod stats;
 mod table;
 mod threads;
 
-pub use cache::{CacheSettings, RedisSettings};
+pub use cache::{CacheSettings, RedisSettings, RedisTls};
 pub use check::{Finding, ModelCheck};
 pub use infer::RAW_INPUT_NAME;
 pub use latencies::LatencyOptions;

@@ -5,6 +5,7 @@
 //! miss at once, and one of the threads tries, in growing intervals, whether it is back. Invariants: every lookup that
 //! is taken is answered once; no frontend thread touches a socket of Redis; what waits to be stored is bounded.
 
+mod tls;
 mod worker;
 
 use std::collections::VecDeque;
@@ -312,8 +313,14 @@ fn client(settings: &RedisSettings) -> Result<Client, RedisError> {
     if let Some(password) = &settings.password {
         login = login.set_password(password);
     }
-    let address = ConnectionAddr::Tcp(settings.host.clone(), settings.port);
-    Client::open(address.into_connection_info()?.set_redis_settings(login))
+    let (host, port) = (settings.host.clone(), settings.port);
+    let Some(tls) = &settings.tls else {
+        return Client::open(
+            ConnectionAddr::Tcp(host, port).into_connection_info()?.set_redis_settings(login),
+        );
+    };
+    let address = ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None };
+    tls::client(address.into_connection_info()?.set_redis_settings(login), tls)
 }
 
 /// Whether Redis was there and did not want this client, which no waiting changes.

@@ -1,6 +1,7 @@
 //! What `--cache-config` comes to.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The cache of a server, and its settings.
@@ -12,7 +13,7 @@ pub enum CacheSettings {
         size: usize,
     },
     /// In a Redis server, which several servers may share.
-    Redis(RedisSettings),
+    Redis(Box<RedisSettings>),
 }
 
 /// Where the Redis server is, and for how long a request may wait for it.
@@ -31,6 +32,17 @@ pub struct RedisSettings {
     pub wait_timeout: Duration,
     /// Connections, each with a thread.
     pub pool_size: usize,
+    /// `None`: the connection is not encrypted.
+    pub tls: Option<RedisTls>,
+}
+
+/// Files, all PEM, for an encrypted connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RedisTls {
+    /// Certificates that the server's is checked against, or directories of such; none: those of the system.
+    pub authorities: Vec<PathBuf>,
+    /// This client's certificate and private key.
+    pub client: Option<(PathBuf, PathBuf)>,
 }
 
 impl RedisSettings {
@@ -46,6 +58,7 @@ impl RedisSettings {
             socket_timeout: Duration::from_millis(250),
             wait_timeout: Duration::from_millis(100),
             pool_size: 2,
+            tls: None,
         }
     }
 }
@@ -63,6 +76,7 @@ impl fmt::Debug for RedisSettings {
             .field("socket_timeout", &self.socket_timeout)
             .field("wait_timeout", &self.wait_timeout)
             .field("pool_size", &self.pool_size)
+            .field("tls", &self.tls)
             .finish()
     }
 }

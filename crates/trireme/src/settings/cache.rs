@@ -1,11 +1,12 @@
 //! The response cache that `--cache-config` and the older `--response-cache-byte-size` ask for.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use trireme_core::{CacheSettings, RedisSettings};
+use trireme_core::{CacheSettings, RedisSettings, RedisTls};
 
-use super::value::number;
+use super::value::{number, parse_boolean};
 use crate::flags::Flags;
 
 /// What a `--cache-config` looks like.
@@ -91,6 +92,8 @@ fn local(pairs: &[(&str, &str)]) -> Result<CacheSettings> {
 
 fn redis(pairs: &[(&str, &str)], variable: impl Fn(&str) -> Option<String>) -> Result<CacheSettings> {
     let mut settings = RedisSettings::new("", 0);
+    let mut encrypted = false;
+    let mut files = TlsFiles::default();
     for (key, value) in pairs {
         let whole = |least: u64, most: u64| -> Result<u64> {
             match value.parse::<u64>() {
@@ -115,11 +118,14 @@ fn redis(pairs: &[(&str, &str)], variable: impl Fn(&str) -> Option<String>) -> R
             "socket_timeout" => settings.socket_timeout = limit(settings.socket_timeout)?,
             "wait_timeout" => settings.wait_timeout = limit(settings.wait_timeout)?,
             "pool_size" => settings.pool_size = usize::try_from(whole(1, 64)?)?,
-            "tls_enabled" if matches!(*value, "false" | "0") => {}
-            "tls_enabled" | "cert" | "key" | "cacert" | "cacert_dir" | "sni" => bail!(
-                "--cache-config redis,{key} cannot be followed: TLS to Redis is not available yet in this version of \
-                 trireme; leave the setting out"
-            ),
+            "tls_enabled" => match parse_boolean(value) {
+                Some(on) => encrypted = on,
+                None => bail!("--cache-config redis,tls_enabled expects true or false, got '{value}'"),
+            },
+            "cert" => files.cert = Some(PathBuf::from(value)),
+            "key" => files.key = Some(PathBuf::from(value)),
+            "cacert" | "cacert_dir" => files.authorities.push(PathBuf::from(value)),
+            "sni" => files.sni = Some((*value).to_owned()),
             _ => bail!("--cache-config redis knows the settings {REDIS_KEYS}, got '{key}'"),
         }
     }
@@ -129,9 +135,40 @@ fn redis(pairs: &[(&str, &str)], variable: impl Fn(&str) -> Option<String>) -> R
              redis,port=6379"
         );
     }
+    if encrypted {
+        settings.tls = Some(files.tls(&settings.host)?);
+    } else if files != TlsFiles::default() {
+        bail!("--cache-config redis: cert, key, cacert, cacert_dir and sni need tls_enabled=true");
+    }
     settings.user = settings.user.or_else(|| variable(USER_VARIABLE));
     settings.password = settings.password.or_else(|| variable(PASSWORD_VARIABLE));
-    Ok(CacheSettings::Redis(settings))
+    Ok(CacheSettings::Redis(Box::new(settings)))
+}
+
+/// What was said of the encryption.
+#[derive(Default, PartialEq, Eq)]
+struct TlsFiles {
+    authorities: Vec<PathBuf>,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+    sni: Option<String>,
+}
+
+impl TlsFiles {
+    fn tls(self, host: &str) -> Result<RedisTls> {
+        if let Some(sni) = self.sni.filter(|sni| sni != host) {
+            bail!(
+                "--cache-config redis,sni={sni} cannot be followed: the server is asked for by its host, '{host}'; give \
+                 the name in its certificate as host"
+            );
+        }
+        let client = match (self.cert, self.key) {
+            (Some(cert), Some(key)) => Some((cert, key)),
+            (None, None) => None,
+            _ => bail!("--cache-config redis needs cert and key together, or neither"),
+        };
+        Ok(RedisTls { authorities: self.authorities, client })
+    }
 }
 
 #[cfg(test)]
@@ -149,7 +186,7 @@ mod tests {
         let redis = |change: &dyn Fn(&mut RedisSettings)| {
             let mut settings = RedisSettings::new("h", 6379);
             change(&mut settings);
-            Some(CacheSettings::Redis(settings))
+            Some(CacheSettings::Redis(Box::new(settings)))
         };
         assert_eq!(with(&[]), redis(&|_| {}));
         assert_eq!(with(&["redis,tls_enabled=false", "redis,socket_timeout=0"]), redis(&|_| {}));
@@ -167,6 +204,22 @@ mod tests {
                 settings.db = 3;
                 settings.pool_size = 4;
                 settings.wait_timeout = Duration::from_millis(7);
+            })
+        );
+        let files = [
+            "redis,cert=c.pem",
+            "redis,key=k.pem",
+            "redis,cacert=ca.pem",
+            "redis,cacert_dir=cas",
+            "redis,sni=h",
+        ];
+        assert_eq!(
+            with(&[&["redis,tls_enabled=true"], &files[..]].concat()),
+            redis(&|settings| {
+                settings.tls = Some(RedisTls {
+                    authorities: vec!["ca.pem".into(), "cas".into()],
+                    client: Some(("c.pem".into(), "k.pem".into())),
+                });
             })
         );
     }
@@ -203,9 +256,15 @@ mod tests {
             (vec!["local,sizes=1"], "knows the setting size, got 'sizes'"),
             (vec!["redis,host=h"], "needs host and port"),
             (vec!["redis,host=h", "redis,port=0"], "a whole number from 1 to 65535, got '0'"),
+            (vec!["redis,host=h", "redis,port=1", "redis,tls_enabled=maybe"], "expects true or false"),
+            (vec!["redis,host=h", "redis,port=1", "redis,cacert=ca.pem"], "need tls_enabled=true"),
             (
-                vec!["redis,host=h", "redis,port=1", "redis,tls_enabled=true"],
-                "TLS to Redis is not available yet",
+                vec!["redis,host=h", "redis,port=1", "redis,tls_enabled=1", "redis,cert=c"],
+                "cert and key together",
+            ),
+            (
+                vec!["redis,host=h", "redis,port=1", "redis,tls_enabled=1", "redis,sni=other"],
+                "asked for by its host",
             ),
             (vec!["redis,hots=h"], "got 'hots'"),
             (vec!["redis,host=h", "local,size=4096"], "names two: 'redis' and 'local'"),
