@@ -146,7 +146,12 @@ def replay(server: Server, exchanges: list[dict]) -> list[dict]:
         while prefix and waiting and waiting[0]["name"].startswith(prefix):
             group.append(waiting.popleft())
         with concurrent.futures.ThreadPoolExecutor(len(group)) as pool:
-            answers += pool.map(client.send, group)
+            sent = []
+            for exchange in group:
+                sent.append(pool.submit(client.send, exchange))
+                # In the recorded order, which decides who finds room.
+                time.sleep(0.002)
+            answers += [each.result() for each in sent]
         if not server.alive():
             names = ", ".join(exchange["name"] for exchange in group)
             sys.exit(f"the server ended with {server.process.returncode} at: {names}\n{server.log()}")
