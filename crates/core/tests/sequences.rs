@@ -8,10 +8,13 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use trireme_backend::{
+    Backend, Batch, InstanceContext, Model, ModelContext, ModelInstance, ModelTensors, OpenModel,
+};
 use trireme_core::{ModelControlMode, Server, ServerOptions};
 use trireme_types::{
-    Code, CorrelationId, DataType, InferInput, InferRequest, InferResponse, Responder, ResponseSink, Result,
-    Sequence, Shape,
+    Code, CorrelationId, DataType, InferInput, InferRequest, InferResponse, ModelReport, OutputTensor,
+    Responder, ResponseSink, Result, Sequence, Shape,
 };
 
 struct Channel {
@@ -60,7 +63,70 @@ fn start(repository: &Path) -> Arc<Server> {
         control_mode: ModelControlMode::None,
         ..ServerOptions::default()
     };
-    Server::start(options, trireme_backend_testing::backends()).expect("the repository exists")
+    let mut backends = trireme_backend_testing::backends();
+    backends.push(Arc::new(Rounds));
+    Server::start(options, backends).expect("the repository exists")
+}
+
+/// A decoupled model that runs a request INPUT times, with a response after each. Its only memory is the state LEFT, the
+/// rounds to go.
+#[derive(Debug)]
+struct Rounds;
+
+impl Backend for Rounds {
+    fn name(&self) -> &str {
+        "rounds"
+    }
+
+    fn default_model_filename(&self) -> Option<&str> {
+        None
+    }
+
+    fn open(&self, _context: &ModelContext) -> Result<Box<dyn OpenModel>> {
+        Ok(Box::new(Self))
+    }
+}
+
+impl OpenModel for Rounds {
+    fn report(&self) -> Result<Option<ModelReport>> {
+        Ok(None)
+    }
+
+    fn load(self: Box<Self>, _tensors: ModelTensors) -> Result<Arc<dyn Model>> {
+        Ok(Arc::new(Self))
+    }
+}
+
+impl Model for Rounds {
+    fn instance(&self, _context: &InstanceContext) -> Result<Box<dyn ModelInstance>> {
+        Ok(Box::new(Self))
+    }
+}
+
+impl ModelInstance for Rounds {
+    fn execute(&mut self, batch: &mut Batch) -> Result<()> {
+        for request in &mut batch.requests {
+            let number = |name: &str| {
+                let data = request.request.input(name).expect("the server gives it").data.as_slice();
+                i32::from_le_bytes(data.try_into().expect("one element"))
+            };
+            let is_first = number("START") == 1;
+            let left = if is_first { number("INPUT") } else { number("LEFT_IN") } - 1;
+            let output = |name: &str| OutputTensor {
+                name: name.into(),
+                data_type: DataType::Int32,
+                shape: Shape::new(&[1, 1]),
+                data: left.to_le_bytes().to_vec().into(),
+            };
+            let outputs = [output("OUTPUT"), output("LEFT_OUT")].into_iter().collect();
+            request.respond(Ok(InferResponse { outputs, ..InferResponse::default() }));
+            match left {
+                0 => request.take_responder().expect("it is here").close(),
+                _ => request.reschedule(),
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A server with one model.
@@ -225,7 +291,45 @@ fn an_iterative_request_runs_until_its_model_is_done() {
             assert_eq!(wait(answer).expect("an answer").0, 3 * value, "{strategy}");
         }
         let statistics = server.statistics("m", None).expect("it is loaded");
-        assert_eq!(statistics[0].inference_stats.success.count, 6);
+        assert_eq!((statistics[0].inference_stats.success.count, statistics[0].inference_count), (6, 18));
+        assert!((6..=18).contains(&statistics[0].execution_count));
+    }
+}
+
+#[test]
+fn a_decoupled_request_answers_after_each_of_its_rounds() {
+    for strategy in ["direct { }", "oldest { }"] {
+        let repository = tempfile::tempdir().expect("a folder");
+        let config = format!(
+            "backend: 'rounds' max_batch_size: 4 model_transaction_policy {{ decoupled: true }}
+             sequence_batching {{ iterative_sequence: true {strategy} {CONTROLS}
+               state {{ input_name: 'LEFT_IN' output_name: 'LEFT_OUT' data_type: TYPE_INT32 dims: [ 1 ] }} }}
+             input {{ name: 'INPUT' data_type: TYPE_INT32 dims: [ 1 ] }}
+             output {{ name: 'OUTPUT' data_type: TYPE_INT32 dims: [ 1 ] }}
+             instance_group {{ kind: KIND_CPU count: 1 }}"
+        );
+        fs_err::create_dir_all(repository.path().join("m").join("1")).expect("can create");
+        fs_err::write(repository.path().join("m").join("config.pbtxt"), config).expect("can write");
+        let server = start(repository.path());
+        let ask = |rounds| send(&server, request(true, CorrelationId::None, "", rounds)).0;
+        let sent: Vec<_> = (1..=6).map(|rounds| (rounds, ask(rounds))).collect();
+        for (rounds, answers) in sent {
+            let left: Vec<_> = answers
+                .iter()
+                .map(|answer| {
+                    let answer = answer.expect("a response");
+                    assert_eq!(answer.outputs.len(), 1, "the state stays here");
+                    value(&answer, "OUTPUT")
+                })
+                .collect();
+            assert_eq!(left, (0..rounds).rev().collect::<Vec<_>>(), "{strategy}");
+        }
+        assert_eq!(server.wait_idle(Duration::from_secs(10)), 0);
+        let statistics = server.statistics("m", None).expect("it is loaded").remove(0);
+        assert_eq!((statistics.inference_stats.success.count, statistics.inference_count), (6, 21));
+        let responses: Vec<_> =
+            (0..6).map(|index| statistics.response_stats[&index.to_string()].success.count).collect();
+        assert_eq!(responses, [6, 5, 4, 3, 2, 1]);
     }
 }
 

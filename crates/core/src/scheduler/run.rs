@@ -90,6 +90,9 @@ pub(super) fn execute(engine: &mut dyn ModelInstance, mut pending: Vec<Pending>)
             continue;
         }
         if is_rescheduled && let Some(responder) = responder {
+            // It has run and cost its time, and is counted as a request when it ends.
+            let (total, queue) = (end - kept.received, start.saturating_duration_since(kept.queued));
+            answered.push(Answered { ended: Ended::Open, total, queue, rows: kept.rows });
             let in_flight = kept.in_flight.unwrap_or_else(|| model.enter());
             again.push(Pending { request, responder, queued: end, in_flight, role: Role::Again });
             continue;
