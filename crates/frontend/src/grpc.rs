@@ -11,12 +11,12 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use regex::Regex;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 use trireme_core::Server;
 use trireme_types::{Error, Result};
 
+use crate::forward::HeaderForward;
 use crate::shutdown::Shutdown;
 use crate::status::{RETRY_PUSHBACK, grpc_code};
 
@@ -26,7 +26,6 @@ mod compression;
 mod connection;
 pub mod convert;
 mod deadline;
-mod forward;
 mod health;
 mod infer;
 mod message;
@@ -60,9 +59,8 @@ pub struct GrpcOptions {
     pub max_connection_age_grace: Option<Duration>,
     /// `--grpc-restricted-protocol`
     pub restricted_protocols: RestrictedProtocols,
-    /// Headers whose name matches become parameters of inference requests (`--grpc-header-forward-pattern`). Header
-    /// names are lower case, so the pattern should ignore case.
-    pub header_forward_pattern: Option<Regex>,
+    /// `--grpc-header-forward-pattern`
+    pub header_forward: HeaderForward,
     /// Responses of one stream that wait for a slow client before the model has to wait too
     /// (`--grpc-max-response-pool-size`).
     pub max_response_pool_size: usize,
@@ -77,7 +75,7 @@ impl Default for GrpcOptions {
             max_connection_age: None,
             max_connection_age_grace: None,
             restricted_protocols: RestrictedProtocols::default(),
-            header_forward_pattern: None,
+            header_forward: HeaderForward::default(),
             max_response_pool_size: i32::MAX as usize,
         }
     }
@@ -138,6 +136,16 @@ fn shortened(message: &str) -> std::borrow::Cow<'_, str> {
         }
     }
     message.into()
+}
+
+/// Headers of the request that become parameters; those of gRPC itself an application does not see.
+fn forwarded(frontend: &Frontend, headers: &http::HeaderMap) -> Result<Vec<(String, String)>, Status> {
+    let is_transport = |name: &str| {
+        matches!(name, "te" | "content-type" | "content-length")
+            || name.starts_with("grpc-")
+            || name.ends_with("-bin")
+    };
+    frontend.options.header_forward.forwarded(headers, is_transport).map_err(status)
 }
 
 fn shutting_down() -> Status {

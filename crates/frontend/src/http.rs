@@ -13,7 +13,6 @@ mod body;
 mod compression;
 pub(crate) mod connection;
 mod control;
-mod forward;
 pub(crate) mod generate;
 pub mod infer;
 mod load_request;
@@ -35,12 +34,12 @@ use tokio::sync::Semaphore;
 use trireme_core::Server;
 use trireme_types::Result;
 
-pub use self::forward::HeaderForward;
 pub use self::restricted::{Category, RestrictedApis};
 
 use self::body::BodyLimit;
 use self::reply::{Refusal, Reply};
 use self::route::{ModelAction, Route, route};
+use crate::forward::HeaderForward;
 use crate::shutdown::Shutdown;
 
 /// Settings of the HTTP frontend.

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod classification;
+pub mod forward;
 pub mod grpc;
 pub mod http;
 mod json;

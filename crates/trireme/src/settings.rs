@@ -11,10 +11,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use regex::RegexBuilder;
 use trireme_core::{BackendSetting, ModelControlMode, ServerOptions, SingleModel};
+use trireme_frontend::forward::HeaderForward;
 use trireme_frontend::grpc::{CompressionLevel, GrpcOptions, RestrictedProtocols};
-use trireme_frontend::http::{HeaderForward, HttpOptions, RestrictedApis};
+use trireme_frontend::http::{HttpOptions, RestrictedApis};
 
 pub(crate) use self::cache::cache_settings;
 use self::value::{boolean, number, port};
@@ -133,6 +133,10 @@ fn endpoint(flags: &Flags, service: &str, default_port: u16) -> Result<Endpoint>
     })
 }
 
+fn header_forward(flags: &Flags, name: &str) -> Result<HeaderForward> {
+    Ok(HeaderForward::parse(&format!("--{name}"), flags.last(name).unwrap_or_default())?)
+}
+
 fn http(flags: &Flags) -> Result<Option<(Endpoint, HttpOptions)>> {
     if !boolean(flags, "allow-http", true)? {
         return Ok(None);
@@ -140,7 +144,7 @@ fn http(flags: &Flags) -> Result<Option<(Endpoint, HttpOptions)>> {
     let max_input_size = number(flags, "http-max-input-size", 64 << 20, 1, i64::MAX)?;
     let options = HttpOptions {
         max_input_size: usize::try_from(max_input_size)?,
-        header_forward: HeaderForward::parse(flags.last("http-header-forward-pattern").unwrap_or_default())?,
+        header_forward: header_forward(flags, "http-header-forward-pattern")?,
         restricted: RestrictedApis::parse(flags.all("http-restricted-api"))?,
     };
     Ok(Some((endpoint(flags, "http", 8000)?, options)))
@@ -169,14 +173,6 @@ fn grpc(flags: &Flags) -> Result<Option<(Endpoint, GrpcOptions)>> {
             bail!("--grpc-infer-response-compression-level expects none, low, medium or high, got '{other}'")
         }
     };
-    let pattern = flags.last("grpc-header-forward-pattern").filter(|pattern| !pattern.is_empty());
-    let header_forward_pattern = match pattern {
-        None => None,
-        Some(pattern) => match RegexBuilder::new(pattern).case_insensitive(true).build() {
-            Ok(pattern) => Some(pattern),
-            Err(error) => bail!("--grpc-header-forward-pattern expects a regular expression: {error}"),
-        },
-    };
     let options = GrpcOptions {
         compression_level,
         keepalive_time: Some(milliseconds("grpc-keepalive-time", 7_200_000)?),
@@ -184,7 +180,7 @@ fn grpc(flags: &Flags) -> Result<Option<(Endpoint, GrpcOptions)>> {
         max_connection_age: given("grpc-max-connection-age")?,
         max_connection_age_grace: given("grpc-max-connection-age-grace")?,
         restricted_protocols,
-        header_forward_pattern,
+        header_forward: header_forward(flags, "grpc-header-forward-pattern")?,
         max_response_pool_size: usize::try_from(number(
             flags,
             "grpc-max-response-pool-size",

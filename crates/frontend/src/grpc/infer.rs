@@ -13,7 +13,7 @@ use super::body::{self, ResponseBody};
 use super::compression::{self, LARGE_MESSAGE_LEN, Level};
 use super::convert::{self, Classification, InferCall, Tags, Target, WireRequest};
 use super::message::Framed;
-use super::{Frontend, forward, status};
+use super::{Frontend, forwarded, status};
 use crate::classification::classify;
 use crate::single::single;
 
@@ -28,8 +28,7 @@ pub(super) async fn model_infer(
     received: Instant,
 ) -> Result<Response<ResponseBody>, Status> {
     let server = &frontend.server;
-    let forwarded =
-        forward::forwarded(frontend.options.header_forward_pattern.as_ref(), headers).map_err(status)?;
+    let forwarded = forwarded(frontend, headers)?;
     let (model, call) = parse(server, &message)
         .and_then(|wire| understand(server, &message, &wire, &forwarded, received, false))
         .map_err(status)?;

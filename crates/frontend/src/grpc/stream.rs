@@ -21,7 +21,7 @@ use super::compression::{self, Encoding, Level};
 use super::convert::{self, Classification, Tags};
 use super::message::{Framed, Messages};
 use super::outbox::{Outbox, Place};
-use super::{Frontend, deadline, forward, infer, shutting_down, status};
+use super::{Frontend, deadline, forwarded, infer, shutting_down, status};
 use crate::single::wrong_count;
 
 /// Request metadata that asks for gRPC statuses in place of error messages.
@@ -66,8 +66,7 @@ pub(super) fn model_stream_infer(
     body: Incoming,
     deadline: Option<tokio::time::Instant>,
 ) -> Result<Response<ResponseBody>, Status> {
-    let forwarded =
-        forward::forwarded(frontend.options.header_forward_pattern.as_ref(), headers).map_err(status)?;
+    let forwarded = forwarded(&frontend, headers)?;
     let messages = Messages::new(body, compression::request_encoding(headers)?);
     let level = frontend.options.compression_level;
     let encoding = if level == Level::None { None } else { compression::response_encoding(headers) };

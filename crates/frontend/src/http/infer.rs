@@ -20,7 +20,8 @@ use hyper::body::Incoming;
 use smallvec::SmallVec;
 use trireme_core::{ModelVersion, parse_version};
 use trireme_types::{
-    Error, InferInput, InferRequest, InferResponse, RequestedOutput, Responder, Result, TensorBuffer,
+    Error, InferInput, InferRequest, InferResponse, ParameterValue, RequestedOutput, Responder, Result,
+    TensorBuffer,
 };
 
 pub use self::binary::{BinaryTail, parse_header_length};
@@ -104,7 +105,9 @@ async fn understand(
     } else {
         build(&model, &body, header_length, limit, received)?
     };
-    frontend.options.header_forward.add(&parts.headers, &mut request.parameters)?;
+    for (name, value) in frontend.options.header_forward.forwarded(&parts.headers, |_| false)? {
+        request.parameters.insert(name, ParameterValue::String(value));
+    }
     Ok((model, request, plan))
 }
 

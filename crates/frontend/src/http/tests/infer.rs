@@ -342,7 +342,7 @@ fn names_are_percent_decoded_once() {
 
 #[test]
 fn headers_become_parameters_and_reserved_ones_are_refused() {
-    let forward = HeaderForward::parse("^x-|timeout").expect("a pattern");
+    let forward = HeaderForward::parse("--flag", "^x-|timeout").expect("a pattern");
     let harness = Harness::with(HttpOptions { header_forward: forward, ..HttpOptions::default() });
     let body = request("FP32", "1", "[1]");
     let path = "/v2/models/id_fp32/infer";
