@@ -17,6 +17,7 @@ use trireme_core::Server;
 use trireme_types::{Error, Result};
 
 use crate::forward::HeaderForward;
+use crate::restricted::Restrictions;
 use crate::shutdown::Shutdown;
 use crate::status::{RETRY_PUSHBACK, grpc_code};
 
@@ -31,13 +32,11 @@ mod infer;
 mod message;
 mod outbox;
 mod reflection;
-mod restriction;
 mod service;
 mod stream;
 mod wire;
 
 pub use self::compression::Level as CompressionLevel;
-pub use self::restriction::{Protocol, RestrictedProtocols};
 
 /// Settings of the gRPC frontend, as the `--grpc-*` flags give them.
 ///
@@ -58,7 +57,7 @@ pub struct GrpcOptions {
     /// (`--grpc-max-connection-age-grace`).
     pub max_connection_age_grace: Option<Duration>,
     /// `--grpc-restricted-protocol`
-    pub restricted_protocols: RestrictedProtocols,
+    pub restricted: Restrictions,
     /// `--grpc-header-forward-pattern`
     pub header_forward: HeaderForward,
     /// Responses of one stream that wait for a slow client before the model has to wait too
@@ -74,7 +73,7 @@ impl Default for GrpcOptions {
             keepalive_timeout: Duration::from_secs(20),
             max_connection_age: None,
             max_connection_age_grace: None,
-            restricted_protocols: RestrictedProtocols::default(),
+            restricted: Restrictions::default(),
             header_forward: HeaderForward::default(),
             max_response_pool_size: i32::MAX as usize,
         }

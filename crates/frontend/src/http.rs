@@ -17,7 +17,6 @@ pub(crate) mod generate;
 pub mod infer;
 mod load_request;
 pub(crate) mod reply;
-mod restricted;
 mod route;
 
 use std::net::TcpListener;
@@ -34,12 +33,11 @@ use tokio::sync::Semaphore;
 use trireme_core::Server;
 use trireme_types::Result;
 
-pub use self::restricted::{Category, RestrictedApis};
-
 use self::body::BodyLimit;
 use self::reply::{Refusal, Reply};
 use self::route::{ModelAction, Route, route};
 use crate::forward::HeaderForward;
+use crate::restricted::Restrictions;
 use crate::shutdown::Shutdown;
 
 /// Settings of the HTTP frontend.
@@ -50,7 +48,7 @@ pub struct HttpOptions {
     /// `--http-header-forward-pattern`.
     pub header_forward: HeaderForward,
     /// `--http-restricted-api`.
-    pub restricted: RestrictedApis,
+    pub restricted: Restrictions,
 }
 
 impl Default for HttpOptions {
@@ -58,7 +56,7 @@ impl Default for HttpOptions {
         Self {
             max_input_size: 64 << 20,
             header_forward: HeaderForward::default(),
-            restricted: RestrictedApis::default(),
+            restricted: Restrictions::default(),
         }
     }
 }
@@ -128,7 +126,9 @@ async fn answer(frontend: Arc<Frontend>, request: Request<Incoming>) -> Reply {
 
 async fn dispatch(frontend: &Frontend, parts: &Parts, body: &mut Incoming) -> Result<Reply, Refusal> {
     let Some(route) = route(parts.uri.path())? else { return Err(Refusal::not_found()) };
-    frontend.options.restricted.check(route.category(), &parts.headers)?;
+    if let Err(header) = frontend.options.restricted.check(route.category(), &parts.headers) {
+        return Err(Refusal::restricted(header));
+    }
     if !route.allows(&parts.method) {
         return Err(Refusal::method_not_allowed());
     }

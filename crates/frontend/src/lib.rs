@@ -13,6 +13,7 @@ pub mod http;
 mod json;
 pub mod listen;
 pub mod metrics;
+pub mod restricted;
 pub mod shutdown;
 mod single;
 pub mod status;

@@ -13,8 +13,9 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use trireme_core::{BackendSetting, ModelControlMode, ServerOptions, SingleModel};
 use trireme_frontend::forward::HeaderForward;
-use trireme_frontend::grpc::{CompressionLevel, GrpcOptions, RestrictedProtocols};
-use trireme_frontend::http::{HttpOptions, RestrictedApis};
+use trireme_frontend::grpc::{CompressionLevel, GrpcOptions};
+use trireme_frontend::http::HttpOptions;
+use trireme_frontend::restricted::{RestrictionFlag, Restrictions};
 
 pub(crate) use self::cache::cache_settings;
 use self::value::{boolean, number, port};
@@ -145,7 +146,7 @@ fn http(flags: &Flags) -> Result<Option<(Endpoint, HttpOptions)>> {
     let options = HttpOptions {
         max_input_size: usize::try_from(max_input_size)?,
         header_forward: header_forward(flags, "http-header-forward-pattern")?,
-        restricted: RestrictedApis::parse(flags.all("http-restricted-api"))?,
+        restricted: Restrictions::parse(&RestrictionFlag::HTTP, flags.all("http-restricted-api"))?,
     };
     Ok(Some((endpoint(flags, "http", 8000)?, options)))
 }
@@ -160,10 +161,6 @@ fn grpc(flags: &Flags) -> Result<Option<(Endpoint, GrpcOptions)>> {
     let given = |name: &str| -> Result<Option<Duration>> {
         if flags.last(name).is_none() { Ok(None) } else { milliseconds(name, 0).map(Some) }
     };
-    let mut restricted_protocols = RestrictedProtocols::default();
-    for text in flags.all("grpc-restricted-protocol") {
-        restricted_protocols.add(text)?;
-    }
     let compression_level = match flags.last("grpc-infer-response-compression-level").unwrap_or("none") {
         "none" => CompressionLevel::None,
         "low" => CompressionLevel::Low,
@@ -179,7 +176,7 @@ fn grpc(flags: &Flags) -> Result<Option<(Endpoint, GrpcOptions)>> {
         keepalive_timeout: milliseconds("grpc-keepalive-timeout", 20_000)?,
         max_connection_age: given("grpc-max-connection-age")?,
         max_connection_age_grace: given("grpc-max-connection-age-grace")?,
-        restricted_protocols,
+        restricted: Restrictions::parse(&RestrictionFlag::GRPC, flags.all("grpc-restricted-protocol"))?,
         header_forward: header_forward(flags, "grpc-header-forward-pattern")?,
         max_response_pool_size: usize::try_from(number(
             flags,

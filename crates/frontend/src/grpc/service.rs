@@ -16,8 +16,8 @@ use trireme_types::{Error, Result};
 
 use super::body::{self, ResponseBody};
 use super::message::{Framed, Messages};
-use super::restriction::Protocol;
 use super::{Frontend, admin, compression, deadline, health, infer, shutting_down, status, stream};
+use crate::restricted::Category;
 
 type Reply = Result<Response<ResponseBody>, Status>;
 
@@ -91,7 +91,7 @@ struct Call {
 }
 
 async fn dispatch(path: &str, call: Call) -> Reply {
-    use Protocol::{
+    use Category::{
         Health, Logging, Metadata, ModelConfig, ModelRepository, SharedMemory, Statistics, Trace,
     };
     let method = match path {
@@ -169,8 +169,10 @@ async fn dispatch(path: &str, call: Call) -> Reply {
 }
 
 impl Call {
-    fn check(&self, protocol: Protocol) -> Result<(), Status> {
-        self.frontend.options.restricted_protocols.check(protocol, &self.headers)
+    fn check(&self, protocol: Category) -> Result<(), Status> {
+        self.frontend.options.restricted.check(protocol, &self.headers).map_err(|header| {
+            Status::unavailable(format!("This protocol is restricted, expecting header '{header}'"))
+        })
     }
 
     /// The request message of a unary call.
@@ -178,7 +180,7 @@ impl Call {
         Messages::new(self.body, compression::request_encoding(&self.headers)?).only().await
     }
 
-    async fn request<Q: prost::Message + Default>(self, protocol: Protocol) -> Result<Q, Status> {
+    async fn request<Q: prost::Message + Default>(self, protocol: Category) -> Result<Q, Status> {
         self.check(protocol)?;
         let message = self.message().await?;
         Q::decode(message)
@@ -186,7 +188,7 @@ impl Call {
     }
 
     /// A call that is answered at once.
-    async fn unary<Q, A>(self, protocol: Protocol, handler: impl FnOnce(&Server, Q) -> Result<A>) -> Reply
+    async fn unary<Q, A>(self, protocol: Category, handler: impl FnOnce(&Server, Q) -> Result<A>) -> Reply
     where
         Q: prost::Message + Default,
         A: prost::Message,
@@ -200,7 +202,7 @@ impl Call {
     /// A call that takes its time; it goes on when the client stops waiting.
     async fn blocking<Q, A>(
         self,
-        protocol: Protocol,
+        protocol: Category,
         handler: impl FnOnce(&Arc<Server>, Q) -> Result<A> + Send + 'static,
     ) -> Reply
     where
@@ -215,20 +217,20 @@ impl Call {
     }
 
     /// A call of a feature that is not built yet.
-    async fn missing<Q: prost::Message + Default>(self, protocol: Protocol, feature: &str) -> Reply {
+    async fn missing<Q: prost::Message + Default>(self, protocol: Category, feature: &str) -> Reply {
         let _: Q = self.request(protocol).await?;
         Err(status(admin::not_available(feature)))
     }
 
     async fn watch(self) -> Reply {
         let frontend = Arc::clone(&self.frontend);
-        let _: HealthCheckRequest = self.request(Protocol::Health).await?;
+        let _: HealthCheckRequest = self.request(Category::Health).await?;
         let watch = health::Watch::new(Arc::clone(&frontend.server), &frontend.shutdown);
         Ok(body::stream(watch, None))
     }
 
     async fn infer(self) -> Reply {
-        self.check(Protocol::Inference)?;
+        self.check(Category::Inference)?;
         if self.frontend.is_stopping() {
             return Err(shutting_down());
         }
@@ -240,7 +242,7 @@ impl Call {
     }
 
     fn infer_stream(self) -> Reply {
-        self.check(Protocol::Inference)?;
+        self.check(Category::Inference)?;
         if self.frontend.is_stopping() {
             return Err(shutting_down());
         }

@@ -130,6 +130,11 @@ impl Refusal {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
     }
 
+    /// A route of a group that wants a header.
+    pub(crate) fn restricted(header: &str) -> Self {
+        Self::new(StatusCode::FORBIDDEN, format!("This API is restricted, expecting header '{header}'"))
+    }
+
     /// A part of the protocol that this version does not have.
     pub(crate) fn not_available(feature: &str) -> Self {
         Self::from(Error::unsupported(format!("{feature} is not available in this version of Trireme")))

@@ -10,7 +10,7 @@ use http::Method;
 use percent_encoding::percent_decode_str;
 use trireme_types::{Error, Result};
 
-use super::restricted::Category;
+use crate::restricted::Category;
 
 /// What a path asks for.
 #[derive(Debug, PartialEq, Eq)]

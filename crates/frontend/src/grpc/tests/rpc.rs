@@ -1,6 +1,7 @@
 //! Unary calls.
 
 use super::*;
+use crate::restricted::RestrictionFlag;
 
 #[tokio::test]
 async fn an_inference_comes_back() {
@@ -216,8 +217,8 @@ async fn a_passed_deadline_drops_the_request() {
 
 #[tokio::test]
 async fn restricted_protocols_need_their_header() {
-    let mut options = GrpcOptions::default();
-    options.restricted_protocols.add("inference:key=secret").expect("valid");
+    let restricted = Restrictions::parse(&RestrictionFlag::GRPC, ["inference:key=secret"]).expect("valid");
+    let options = GrpcOptions { restricted, ..GrpcOptions::default() };
     let harness = Harness::with(options);
     let mut client = harness.client().await;
     assert!(client.server_live(pb::ServerLiveRequest {}).await.is_ok());

@@ -1,6 +1,7 @@
 //! Everything but inference: health, metadata, the repository, closed groups, framing, the metrics page, stopping.
 
 use super::*;
+use crate::restricted::RestrictionFlag;
 
 #[test]
 fn health_is_a_status() {
@@ -115,7 +116,8 @@ fn models_come_and_go() {
 
 #[test]
 fn closed_groups_want_their_header() {
-    let restricted = RestrictedApis::parse(["model-repository,metadata:X-Key=secret"]).expect("a group");
+    let restricted = Restrictions::parse(&RestrictionFlag::HTTP, ["model-repository,metadata:X-Key=secret"])
+        .expect("a group");
     let harness = Harness::with(HttpOptions { restricted, ..HttpOptions::default() });
     let refused = harness.get("/v2");
     assert_eq!(
