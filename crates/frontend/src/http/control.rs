@@ -236,13 +236,16 @@ pub(super) async fn index(server: Arc<Server>, body: Bytes) -> Result<Reply, Ref
 }
 
 pub(super) async fn load(server: Arc<Server>, name: String, body: Bytes) -> Result<Reply, Refusal> {
-    blocking(move || read_load(&body).and_then(|overrides| server.load_model(&name, overrides))).await??;
-    Ok(empty_json())
+    change(move || server.load_model(&name, read_load(&body)?)).await
 }
 
 pub(super) async fn unload(server: Arc<Server>, name: String, body: Bytes) -> Result<Reply, Refusal> {
-    let dependents = read_unload(&body)?;
-    blocking(move || server.unload_model(&name, dependents)).await??;
+    change(move || server.unload_model(&name, read_unload(&body)?)).await
+}
+
+/// Changes what is served, which takes its time and goes on when the client stops waiting.
+async fn change(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<Reply, Refusal> {
+    blocking(work).await??;
     Ok(empty_json())
 }
 
