@@ -21,11 +21,10 @@ use trireme_core::{ModelVersion, parse_version};
 use trireme_types::{Error, InferRequest, InferResponse, Responder, ResponseSink, Result};
 
 pub(crate) use self::events::EventStream;
-use self::events::Events;
+use self::events::{EventStatus, Events};
 use super::Frontend;
 use super::compression::BLOCKING_BYTES;
 use super::reply::{Pieces, Refusal, Reply, json_reply};
-use crate::status::http_status;
 
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream; charset=utf-8");
 
@@ -44,9 +43,9 @@ pub(super) async fn generate(
     let Some(first) = stream.next().await else {
         return Err(Refusal::from(Error::invalid_arg(ONE_RESPONSE)));
     };
-    if first.status != StatusCode::OK {
+    if first.status.code != StatusCode::OK {
         let mut reply = json_reply(first.text);
-        *reply.status_mut() = first.status;
+        first.status.write(&mut reply);
         return Ok(reply);
     }
     match stream.next().await {
@@ -67,7 +66,7 @@ pub(super) async fn generate_stream(
     let stream = begin(frontend, (name, version), parts, body, Form::Event).await?;
     let status = stream.first_status().await;
     let mut reply = Response::new(Pieces::streamed(stream));
-    *reply.status_mut() = status;
+    status.write(&mut reply);
     reply.headers_mut().insert(CONTENT_TYPE, EVENT_STREAM);
     Ok(reply)
 }
@@ -137,8 +136,8 @@ impl Sink {
         let written = reply
             .and_then(|response| response::write(self.model.name(), self.model.version_str(), &response));
         let (status, json) = match written {
-            Ok(json) => (StatusCode::OK, json),
-            Err(error) => (http_status(error.code()), response::error(&error)),
+            Ok(json) => (EventStatus::OK, json),
+            Err(error) => (EventStatus::of(&error), response::error(&error)),
         };
         let text = match self.form {
             Form::Plain => json,

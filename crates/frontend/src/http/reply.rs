@@ -153,9 +153,7 @@ impl Refusal {
         if self.close {
             reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        if let Some(hint) = self.retry_after {
-            reply.headers_mut().insert(RETRY_AFTER, HeaderValue::from(retry_after_seconds(hint)));
-        }
+        say_when_to_retry(&mut reply, self.retry_after);
         reply
     }
 }
@@ -167,6 +165,13 @@ impl From<Error> for Refusal {
             _ => error.message().to_owned(),
         };
         Self { retry_after: error.retry_hint(), ..Self::new(http_status(error.code()), message) }
+    }
+}
+
+/// Adds `Retry-After`, if the server can tell.
+pub(crate) fn say_when_to_retry(reply: &mut Reply, hint: Option<Duration>) {
+    if let Some(hint) = hint {
+        reply.headers_mut().insert(RETRY_AFTER, HeaderValue::from(retry_after_seconds(hint)));
     }
 }
 

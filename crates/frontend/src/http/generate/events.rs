@@ -8,10 +8,15 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
 use parking_lot::{Condvar, Mutex};
+use trireme_types::Error;
+
+use crate::http::reply::{Reply, say_when_to_retry};
+use crate::status::http_status;
 
 /// Events that may wait for a slow client before its model has to.
 const MAX_WAITING: usize = 256;
@@ -19,8 +24,28 @@ const MAX_WAITING: usize = 256;
 /// One response, written.
 #[derive(Debug)]
 pub(super) struct Event {
-    pub(super) status: StatusCode,
+    pub(super) status: EventStatus,
     pub(super) text: Bytes,
+}
+
+/// What the head of an answer tells of its first event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct EventStatus {
+    pub(super) code: StatusCode,
+    retry_after: Option<Duration>,
+}
+
+impl EventStatus {
+    pub(super) const OK: Self = Self { code: StatusCode::OK, retry_after: None };
+
+    pub(super) fn of(error: &Error) -> Self {
+        Self { code: http_status(error.code()), retry_after: error.retry_hint() }
+    }
+
+    pub(super) fn write(self, reply: &mut Reply) {
+        *reply.status_mut() = self.code;
+        say_when_to_retry(reply, self.retry_after);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -105,12 +130,12 @@ impl EventStream {
     }
 
     /// Status of the first event, which stays; 200 if the model ends without one.
-    pub(super) async fn first_status(&self) -> StatusCode {
+    pub(super) async fn first_status(&self) -> EventStatus {
         poll_fn(|cx| {
             let mut state = self.0.state.lock();
             match state.waiting.front() {
                 Some(event) => Poll::Ready(event.status),
-                None if state.ended => Poll::Ready(StatusCode::OK),
+                None if state.ended => Poll::Ready(EventStatus::OK),
                 None => {
                     state.reader = Some(cx.waker().clone());
                     Poll::Pending
@@ -141,12 +166,11 @@ impl Drop for EventStream {
 #[cfg(test)]
 mod tests {
     use std::thread;
-    use std::time::Duration;
 
     use super::*;
 
     fn event(text: &'static str) -> Event {
-        Event { status: StatusCode::OK, text: Bytes::from_static(text.as_bytes()) }
+        Event { status: EventStatus::OK, text: Bytes::from_static(text.as_bytes()) }
     }
 
     #[tokio::test]
@@ -160,7 +184,7 @@ mod tests {
             }
             events.end();
         });
-        assert_eq!(stream.first_status().await, StatusCode::OK);
+        assert_eq!(stream.first_status().await, EventStatus::OK);
         let mut got = Vec::new();
         while let Some(event) = stream.next().await {
             got.push(event.text);
