@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use trireme_backend::{
     Backend, Batch, InstanceContext, Model, ModelContext, ModelInstance, ModelTensors, OpenModel,
@@ -385,6 +385,26 @@ fn a_stop_does_not_wait_for_sequences_that_cannot_go_on() {
     server.begin_stop();
     assert_eq!(wait(&waiting).expect("it was taken before the stop").0, 7);
     assert_eq!(server.wait_idle(Duration::from_secs(10)), 0);
+}
+
+#[test]
+fn clients_that_left_are_not_waited_for_for_long() {
+    let delay = "oldest { max_candidate_sequences: 8 max_queue_delay_microseconds: 150000 }";
+    let one = "instance_group { kind: KIND_CPU count: 1 }";
+    let (_dir, server) = serve(8, &format!("{delay} {}", corrid("TYPE_UINT64")), one);
+    let together: Vec<_> =
+        (1..=4).map(|id| send(&server, request(true, CorrelationId::Number(id), "S", 1)).0).collect();
+    for answer in &together {
+        wait(answer).expect("an answer");
+    }
+    let time = || {
+        let begin = Instant::now();
+        add(&server, 1, "", 1).expect("an answer");
+        begin.elapsed()
+    };
+    let times: Vec<Duration> = (0..8).map(|_| time()).collect();
+    let waited = times.iter().filter(|time| **time >= Duration::from_millis(140)).count();
+    assert!((1..=5).contains(&waited) && times[7] < Duration::from_millis(100), "{times:?}");
 }
 
 #[test]

@@ -339,6 +339,7 @@ impl Source for SequenceSource {
             if self.model.strong_count() == 0 {
                 return Next::Idle;
             }
+            let (waiting, oldest) = (self.table.ready(instance).len(), self.table.ready(instance).next());
             let steps: Vec<Option<Pending>> = rows
                 .iter()
                 .map(|row| match row {
@@ -350,6 +351,12 @@ impl Source for SequenceSource {
             let filler = rows.contains(&Row::Filler).then(|| filler::like(pattern, &self.plan));
             let requests = steps.iter().flatten().count();
             if let Some(company) = self.company.get_mut(instance) {
+                if let (Strategy::Oldest { rules, .. }, Some((since, _))) = (&self.plan.strategy, oldest)
+                    && rules.may_wait()
+                {
+                    let is_over = now.saturating_duration_since(since) >= rules.max_delay;
+                    company.waited(is_over && requests < rules.max_rows, waiting);
+                }
                 company.began(instance, requests, now);
             }
             let batch = steps.into_iter().map(|step| step.or_else(|| Some(filler.as_ref()?.again(now))));
