@@ -10,7 +10,7 @@ use trireme_proto::inference::model_config::SchedulingChoice;
 use trireme_proto::inference::{ModelConfig, ModelEnsembling};
 use trireme_types::{DataType, Shape, TensorSpec};
 
-use crate::error::{ConfigError, ConfigErrors};
+use crate::error::{ConfigError, ConfigErrors, Note};
 
 /// The model of one step, as its completed configuration promises it.
 #[derive(Clone, Copy, Debug)]
@@ -41,16 +41,16 @@ impl EnsembleFlow {
 }
 
 /// Checks an ensemble that [`crate::validate`] has passed against the models of its steps; `models` has one entry for
-/// each step, in their order.
+/// each step, in their order. Returns also what is valid but fails for some requests.
 ///
 /// # Errors
 /// Every rule that is broken, with the step's path.
 pub fn check_ensemble(
     config: &ModelConfig,
     models: &[ComposingModel<'_>],
-) -> Result<EnsembleFlow, ConfigErrors> {
+) -> Result<(EnsembleFlow, Vec<Note>), ConfigErrors> {
     let Some(SchedulingChoice::EnsembleScheduling(ensemble)) = &config.scheduling_choice else {
-        return Ok(EnsembleFlow::default());
+        return Ok((EnsembleFlow::default(), Vec::new()));
     };
     let mut check = Check { config, ensemble, models, tensors: BTreeMap::new(), errors: Vec::new() };
     check.own_tensors();
@@ -58,7 +58,8 @@ pub fn check_ensemble(
         check.step(step);
     }
     let flow = check.flow();
-    ConfigErrors::check(check.errors, flow)
+    let notes = check.optional_inputs();
+    ConfigErrors::check(check.errors, (flow, notes))
 }
 
 /// What one side says of an ensemble tensor.
@@ -210,6 +211,28 @@ impl<'a> Check<'a> {
         if let Some((reason, hint)) = problem {
             self.fail(path, format!("{reason} {} (step {index})", seen.model), hint);
         }
+    }
+
+    /// Inputs that a client may leave out and that go where they must not be missing.
+    fn optional_inputs(&self) -> Vec<Note> {
+        let mut notes = Vec::new();
+        for input in self.config.input.iter().filter(|input| input.optional) {
+            for (index, (step, model)) in self.ensemble.step.iter().zip(self.models).enumerate() {
+                let fed = |spec: &&TensorSpec| step.input_map.get(&*spec.name) == Some(&input.name);
+                // A step that reads nothing else may be skipped as a whole.
+                let is_alone = step.input_map.values().all(|tensor| *tensor == input.name);
+                for spec in model.inputs.iter().filter(fed).filter(|spec| !spec.optional && !is_alone) {
+                    let message = format!(
+                        "input '{}' of ensemble '{}' is optional, but input '{}' of model '{}' (step {index}), which it \
+                         feeds, is not: a request without it fails",
+                        input.name, self.config.name, spec.name, model.name
+                    );
+                    let path = format!("ensemble_scheduling.step[{index}].input_map[{:?}]", &*spec.name);
+                    notes.push(Note::warning(path, message).with_hint("write `optional: true` at the model's input too"));
+                }
+            }
+        }
+        notes
     }
 
     /// Follows the data from the inputs and finds for each step the decoupled step that it runs for.

@@ -14,6 +14,7 @@ mod shape;
 mod sink;
 mod way_back;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
@@ -52,6 +53,8 @@ pub(crate) struct Ensemble {
     executor: Executor,
     limit: Option<Limit>,
     is_stopped: AtomicBool,
+    /// Models of the steps, those within ensembles too.
+    models: BTreeSet<Arc<str>>,
     me: Weak<Self>,
 }
 
@@ -59,14 +62,15 @@ pub(crate) struct Ensemble {
 struct Limit {
     count: usize,
     door: Door,
-    /// By step.
-    floods: Vec<Flood>,
+    /// By step; `None` for steps whose thread must not be kept waiting.
+    floods: Vec<Option<Flood>>,
     /// Woken when the client of a waiting request goes away.
     leaver: Waker,
 }
 
 impl Ensemble {
-    /// An ensemble whose configuration has passed all checks; `facts` is what they found.
+    /// An ensemble whose configuration has passed all checks; `facts` is what they found, `members` are the models of
+    /// its steps.
     ///
     /// # Errors
     /// A parameter has a value that is none.
@@ -74,6 +78,7 @@ impl Ensemble {
         spec: &ModelSpec,
         ensemble: &ModelEnsembling,
         facts: EnsembleFlow,
+        members: &[Arc<ModelVersion>],
         table: &Arc<ModelTable>,
         executor: Executor,
     ) -> Result<Arc<Self>> {
@@ -90,6 +95,7 @@ impl Ensemble {
         let plan = Arc::new(Plan::new(ensemble, &spec.inputs, &spec.outputs, &facts, skips));
         let mut all_outputs: Vec<usize> = (0..spec.outputs.len()).collect();
         all_outputs.sort_by_key(|output| spec.outputs.get(*output).map(|spec| Arc::clone(&spec.name)));
+        let models: Vec<BTreeSet<Arc<str>>> = members.iter().map(|model| model.models_inside()).collect();
         let count = usize::try_from(ensemble.max_inflight_requests).unwrap_or(usize::MAX);
         Ok(Arc::new_cyclic(|me: &Weak<Self>| Self {
             inputs: spec.inputs.clone(),
@@ -101,7 +107,7 @@ impl Ensemble {
             limit: (count > 0).then(|| Limit {
                 count,
                 door: Door::new(count),
-                floods: plan.steps.iter().map(|_| Flood::default()).collect(),
+                floods: (0..plan.steps.len()).map(|step| may_wait(&plan, &models, step).then(Flood::default)).collect(),
                 leaver: Waker::from(Arc::new(Leaver {
                     ensemble: me.clone(),
                     is_asked: AtomicBool::new(false),
@@ -110,6 +116,7 @@ impl Ensemble {
             plan,
             facts,
             is_stopped: AtomicBool::new(false),
+            models: models.iter().flatten().cloned().collect(),
             me: me.clone(),
         }))
     }
@@ -117,6 +124,11 @@ impl Ensemble {
     /// What the checks at load found of the models of the steps.
     pub(crate) fn facts(&self) -> &EnsembleFlow {
         &self.facts
+    }
+
+    /// Models of the steps, those within ensembles too.
+    pub(crate) fn models(&self) -> &BTreeSet<Arc<str>> {
+        &self.models
     }
 
     /// Takes a checked request.
@@ -180,6 +192,12 @@ impl Ensemble {
     pub(crate) fn stop(&self) {
         self.is_stopped.store(true, Ordering::Release);
     }
+}
+
+/// Whether a decoupled step may be kept waiting for what runs behind it: not if that needs the same instances.
+fn may_wait(plan: &Plan, models: &[BTreeSet<Arc<str>>], step: usize) -> bool {
+    let Some(mine) = models.get(step) else { return false };
+    plan.behind(step).into_iter().filter_map(|other| models.get(other)).all(|other| other.is_disjoint(mine))
 }
 
 fn refuse(entry: Entry, error: Error, reason: FailureReason) {

@@ -2,7 +2,7 @@
 //!
 //! A version is reference-counted. Requests in flight keep it alive, so replacing it disturbs none of them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -210,6 +210,14 @@ impl ModelVersion {
             return;
         }
         self.cache.infer(self, request, responder);
+    }
+
+    /// Names of the models whose instances its requests need: its own, or those of an ensemble's steps.
+    pub(crate) fn models_inside(&self) -> BTreeSet<Arc<str>> {
+        match &self.scheduler {
+            Scheduler::Ensemble(ensemble) => ensemble.models().clone(),
+            _ => BTreeSet::from([Arc::clone(&self.name)]),
+        }
     }
 
     /// Whether two loads of an ensemble version do the same, so that the later one is not needed.

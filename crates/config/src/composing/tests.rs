@@ -73,13 +73,13 @@ fn ensemble(batch: usize, steps: &[Step<'_>], outputs: &[&str]) -> ModelConfig {
         text += &format!("output_map {{ key: 'Y' value: '{output}' }} }}");
     }
     let config = parse_pbtxt((text + "}").as_bytes(), "config.pbtxt").unwrap().config;
-    validate(&config, &crate::MachineFacts::default()).unwrap();
     config
 }
 
 fn check(config: &ModelConfig, models: &[&Model]) -> Result<EnsembleFlow, String> {
+    validate(config, &crate::MachineFacts::default()).unwrap();
     let views: Vec<_> = models.iter().map(|model| model.view()).collect();
-    check_ensemble(config, &views).map_err(|errors| errors.first().reason().to_owned())
+    check_ensemble(config, &views).map(|(flow, _)| flow).map_err(|errors| errors.first().reason().to_owned())
 }
 
 #[test]
@@ -138,6 +138,22 @@ fn an_optional_input_need_not_be_mapped() {
     let mut extra = spec("Z", DataType::Fp32, &[1]);
     extra.optional = true;
     assert!(check(&config, &[&Model::new("m", 0, DataType::Fp32, &[4]).with_input(extra)]).is_ok());
+}
+
+#[test]
+fn an_optional_input_that_must_be_there_is_a_warning() {
+    let mut config = ensemble(0, &[("j", &[("X", "A"), ("Z", "A2")], "B")], &["B"]);
+    config.input.push(config.input[0].clone());
+    config.input[1].name = "A2".to_owned();
+    let j = Model::new("j", 0, DataType::Fp32, &[4]).with_input(spec("Z", DataType::Fp32, &[4]));
+    let notes = |config: &ModelConfig| check_ensemble(config, &[j.view()]).unwrap().1;
+    assert!(notes(&config).is_empty());
+    config.input[1].optional = true;
+    assert_eq!(
+        notes(&config)[0].message,
+        "input 'A2' of ensemble 'e' is optional, but input 'Z' of model 'j' (step 0), which it feeds, is not: a request \
+         without it fails"
+    );
 }
 
 #[test]

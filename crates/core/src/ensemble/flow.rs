@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use trireme_types::{
-    CorrelationId, DataType, Error, InferInput, InferRequest, InferResponse, OutputTensor, ParameterValue,
-    Parameters, RequestedOutput, Responder, Result, Shape, TensorBuffer,
+    Code, CorrelationId, DataType, Error, InferInput, InferRequest, InferResponse, OutputTensor,
+    ParameterValue, Parameters, RequestedOutput, Responder, Result, Shape, TensorBuffer,
 };
 
-use super::limit::Entry;
+use super::limit::{Entry, Flood};
 use super::plan::PlannedStep;
 use super::progress::{Effects, Launch, Progress, RunId};
 use super::shape::fit;
@@ -112,38 +112,36 @@ impl Flow {
         &self.way
     }
 
+    /// What counts the responses of a decoupled step that are in work, if they are limited.
+    fn flood(&self, step: usize) -> Option<(&Flood, usize)> {
+        let limit = self.ensemble.limit.as_ref()?;
+        let is_decoupled = self.step(step).is_some_and(|step| step.is_decoupled);
+        let flood = limit.floods.get(step)?.as_ref()?;
+        is_decoupled.then_some((flood, limit.count))
+    }
+
     /// A response of a decoupled step is about to be delivered.
     pub(super) fn response_comes(&self, step: usize) {
-        if self.step(step).is_some_and(|step| step.is_decoupled)
-            && let Some(flood) = self.ensemble.limit.as_ref().and_then(|limit| limit.floods.get(step))
-        {
-            flood.opened(1);
+        if let Some((flood, _)) = self.flood(step) {
+            flood.opened();
         }
     }
 
-    /// Work for responses of a decoupled step is done.
-    fn responses_done(&self, step: usize, count: usize) {
-        if count > 0
-            && let Some(flood) = self.ensemble.limit.as_ref().and_then(|limit| limit.floods.get(step))
-        {
-            flood.closed(count);
+    /// Work for a response of a decoupled step is done.
+    fn response_done(&self, step: usize) {
+        if let Some((flood, _)) = self.flood(step) {
+            flood.closed();
         }
     }
 
     /// Keeps the thread of a decoupled model until there is room for what it says next.
     pub(super) fn slow_down(&self, step: usize) {
-        let Some(limit) = self.ensemble.limit.as_ref() else { return };
-        if !self.step(step).is_some_and(|step| step.is_decoupled) {
-            return;
-        }
-        let moves =
-            limit.floods.get(step).is_none_or(|flood| flood.wait_below(limit.count, || self.way.is_closed()));
-        if !moves {
+        let Some((flood, limit)) = self.flood(step) else { return };
+        if !flood.wait_below(limit, || self.way.is_closed()) {
             tracing::error!(
-                "ensemble '{}': step {step} has {} responses in work and none got done for a minute; it goes on beyond \
-                 max_inflight_requests",
-                self.name(),
-                limit.count
+                "ensemble '{}': step {step} has {limit} responses in work and none got done for a minute; it goes on \
+                 beyond max_inflight_requests",
+                self.name()
             );
         }
     }
@@ -197,12 +195,12 @@ impl Flow {
                 let effects = work.progress.reply(run, Some(self.values(step, response)), last);
                 if self.step(step).is_some_and(|step| step.is_decoupled) && effects.opened.is_empty() {
                     // It came after the end.
-                    self.responses_done(step, 1);
+                    self.response_done(step);
                 }
                 effects
             }
             Some(Err(error)) => {
-                self.fail(work, self.told(step, &error), FailureReason::Other);
+                self.fail(work, self.told(step, &error));
                 work.progress.reply(run, None, last)
             }
         }
@@ -215,18 +213,20 @@ impl Flow {
             self.answer(work, answer);
         }
         for stream in closed {
-            self.responses_done(stream.saturating_sub(1), 1);
+            self.response_done(stream.saturating_sub(1));
         }
         for launch in launches {
-            if !work.is_ended && self.way.is_closed() {
-                self.fail(work, cancelled(), FailureReason::Canceled);
+            // Asked once: the client may leave between two questions.
+            if !work.progress.is_aborted() && self.way.is_closed() {
+                self.fail(work, cancelled());
             }
             let (run, step) = (launch.run, launch.step);
-            if self.way.is_closed() {
-                // The count of what runs is all that is left to do.
-                let _nothing = work.progress.reply(run, None, true);
-            } else if let Err(error) = self.launch(launch) {
-                self.fail(work, self.told(step, &error), FailureReason::Other);
+            let failed = match work.progress.is_aborted() {
+                true => true,
+                false => self.launch(launch).map_err(|error| self.fail(work, self.told(step, &error))).is_err(),
+            };
+            if failed {
+                // Nothing follows any more; the count of what runs is all that is left to keep.
                 let _nothing = work.progress.reply(run, None, true);
             }
         }
@@ -289,14 +289,23 @@ impl Flow {
     }
 
     /// Ends the request with an error. Steps that have not started never will.
-    fn fail(&self, work: &mut Work, error: Error, reason: FailureReason) {
+    fn fail(&self, work: &mut Work, error: Error) {
         for stream in work.progress.abort().closed {
-            self.responses_done(stream.saturating_sub(1), 1);
+            self.response_done(stream.saturating_sub(1));
         }
         if std::mem::replace(&mut work.is_ended, true) {
             return;
         }
-        self.in_flight.model().statistics.failed(reason, self.template.received.elapsed());
+        // As with Triton, whatever went wrong in a step counts as OTHER here, and by its reason at the step's model.
+        let (sent, reason) = match error.code() {
+            Code::Cancelled => (Sent::Cancelled, FailureReason::Canceled),
+            _ => (Sent::Error, FailureReason::Other),
+        };
+        let statistics = &self.in_flight.model().statistics;
+        if self.ensemble.facts.decoupled() {
+            statistics.responded(work.sent, sent, work.last_sent.elapsed());
+        }
+        statistics.failed(reason, self.template.received.elapsed());
         self.way.finish(Some(Err(error)));
     }
 
@@ -316,7 +325,7 @@ impl Flow {
              made: '{missing}'",
             self.name()
         ));
-        self.fail(work, error, FailureReason::Other);
+        self.fail(work, error);
     }
 
     /// Sends a response of the ensemble.

@@ -2,7 +2,8 @@
 //!
 //! At most so many requests are inside; the others wait before their first step, first come, first served. Besides, each
 //! decoupled step has at most so many responses that are still being worked on: the thread that brings the next one
-//! waits. So memory is bounded by the limit, whatever number of requests and responses there are.
+//! waits, unless what it waits for needs the same instances. So memory is bounded by the limit, whatever number of
+//! requests and responses there are.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -94,13 +95,13 @@ const LOOK: Duration = Duration::from_millis(20);
 const STUCK: Duration = Duration::from_secs(60);
 
 impl Flood {
-    pub(super) fn opened(&self, count: usize) {
-        self.state.lock().open += count;
+    pub(super) fn opened(&self) {
+        self.state.lock().open += 1;
     }
 
-    pub(super) fn closed(&self, count: usize) {
+    pub(super) fn closed(&self) {
         let mut state = self.state.lock();
-        state.open = state.open.saturating_sub(count);
+        state.open = state.open.saturating_sub(1);
         state.done = state.done.wrapping_add(1);
         drop(state);
         self.ebb.notify_all();
@@ -136,11 +137,12 @@ mod tests {
     #[test]
     fn a_producer_waits_for_the_ebb_or_for_its_client_to_go() {
         let flood = Arc::new(Flood::default());
-        flood.opened(2);
+        flood.opened();
+        flood.opened();
         assert!(flood.wait_below(3, || false));
         let other = Arc::clone(&flood);
         let waiter = std::thread::spawn(move || other.wait_below(2, || false));
-        flood.closed(1);
+        flood.closed();
         assert!(waiter.join().expect("the thread ends"));
         let gone = Arc::new(AtomicBool::new(false));
         let (other, seen) = (Arc::clone(&flood), Arc::clone(&gone));

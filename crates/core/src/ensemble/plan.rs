@@ -142,6 +142,21 @@ impl Plan {
         id
     }
 
+    /// Steps that run, directly or in streams within, for the responses of a decoupled step.
+    pub(super) fn behind(&self, step: usize) -> Vec<usize> {
+        let mut found = Vec::new();
+        let mut streams = vec![step + 1];
+        while let Some(stream) = streams.pop() {
+            for member in self.steps_of_stream.get(stream).into_iter().flatten() {
+                found.push(*member);
+                if self.steps.get(*member).is_some_and(|step| step.is_decoupled) {
+                    streams.push(member + 1);
+                }
+            }
+        }
+        found
+    }
+
     /// Stream of the response that gives these outputs: at most one besides stream 0.
     pub(super) fn stream_of(&self, outputs: &[usize]) -> StreamId {
         let stream =

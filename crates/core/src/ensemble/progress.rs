@@ -224,6 +224,11 @@ impl<T: Clone> Progress<T> {
         std::mem::take(&mut self.effects)
     }
 
+    /// Whether it was given up.
+    pub(super) fn is_aborted(&self) -> bool {
+        self.is_aborted
+    }
+
     /// Whether nothing runs, and so nothing more will happen.
     pub(super) fn is_over(&self) -> bool {
         self.running == 0

@@ -72,7 +72,9 @@ impl Loader {
         loaded.warnings.extend(notes.into_iter().map(|note| told(name, places.locate(note))));
         let members = self.members(config)?;
         let views: Vec<ComposingModel<'_>> = members.iter().map(|model| view(model)).collect();
-        let flow = trireme_config::check_ensemble(config, &views).map_err(|errors| places.advise(errors))?;
+        let (flow, notes) =
+            trireme_config::check_ensemble(config, &views).map_err(|errors| places.advise(errors))?;
+        loaded.warnings.extend(notes.into_iter().map(|note| told(name, places.locate(note))));
         config.model_transaction_policy = Some(ModelTransactionPolicy { decoupled: flow.decoupled() });
         // Only now is it known whether the ensemble is decoupled, which not every other setting goes with.
         trireme_config::validate(config, &facts).map_err(|errors| places.advise(errors))?;
@@ -92,7 +94,7 @@ impl Loader {
         };
         let (shared, config_json) = (Arc::new(config.clone()), Bytes::from(trireme_config::to_json(config)));
         let version = |version: &i64| {
-            let scheduler = Ensemble::new(&spec, ensemble, flow.clone(), &self.table, self.executor.clone());
+            let scheduler = Ensemble::new(&spec, ensemble, flow.clone(), &members, &self.table, self.executor.clone());
             Ok(Arc::new(ModelVersion::new(ModelParts {
                 name: Arc::from(name),
                 version: *version,
