@@ -2,6 +2,7 @@
 
 import json
 import queue
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ import tritonclient.grpc as tritongrpc
 import tritonclient.http as tritonhttp
 import wire
 from onnx import TensorProto, helper
-from server import Server
+from server import Server, binary
 from tritonclient.utils import InferenceServerException
 
 FLOAT = TensorProto.FLOAT
@@ -386,3 +387,24 @@ def test_a_start_loads_steps_before_ensembles(tmp_path):
             with tritonhttp.InferenceServerClient(server.http) as client:
                 assert {name for name, state in states(client).items() if state == "READY"} == loaded
                 assert floats(client.infer("a", [in_out("A", [1])]), "B") == [1]
+
+
+def test_check_says_which_step_is_wrong_and_where(tmp_path):
+    for name in ("one", "other"):
+        fixtures.echo(tmp_path, name, "FP32")
+    fixtures.echo(tmp_path, "wide", "FP32", dims="[ 3 ]")
+    x, y = "INPUT0", "OUTPUT0"
+    io = "A:FP32:[2]", "B:FP32:[2]"
+    first = step("one", {x: "A"}, {y: "t"})
+    for name, second, said, line in (
+        ("lacks", step("gone", {x: "t"}, {y: "B"}), "contains models that are not available or ambiguous: gone", None),
+        ("shape", step("wide", {x: "t"}, {y: "B"}), "inconsistent shape: [2] is inferred from model shape while [3] is inferred from model wide (step 1)", 8),
+        ("input", step("other", {"X": "t"}, {y: "B"}), "is mapping to non-existing input X in model other (step 1)", 8),
+    ):
+        ensemble(tmp_path, name, *io, first, second)
+        done = subprocess.run([binary(), "check", tmp_path, "--load-model", name, "--format=json"], capture_output=True, text=True)
+        assert done.returncode == 1, (done.stdout, done.stderr)
+        (model,) = json.loads(done.stdout)["models"]
+        found = [error for error in model["errors"] if said in error["message"]]
+        assert found and found[0]["line"] == line, model["errors"]
+        assert "(step 1)" in json.dumps(found[0]), found

@@ -228,7 +228,10 @@ impl<'a> Check<'a> {
                         input.name, self.config.name, spec.name, model.name
                     );
                     let path = format!("ensemble_scheduling.step[{index}].input_map[{:?}]", &*spec.name);
-                    notes.push(Note::warning(path, message).with_hint("write `optional: true` at the model's input too"));
+                    notes.push(
+                        Note::warning(path, message)
+                            .with_hint("write `optional: true` at the model's input too"),
+                    );
                 }
             }
         }

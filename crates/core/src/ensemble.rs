@@ -107,7 +107,9 @@ impl Ensemble {
             limit: (count > 0).then(|| Limit {
                 count,
                 door: Door::new(count),
-                floods: (0..plan.steps.len()).map(|step| may_wait(&plan, &models, step).then(Flood::default)).collect(),
+                floods: (0..plan.steps.len())
+                    .map(|step| may_wait(&plan, &models, step).then(Flood::default))
+                    .collect(),
                 leaver: Waker::from(Arc::new(Leaver {
                     ensemble: me.clone(),
                     is_asked: AtomicBool::new(false),

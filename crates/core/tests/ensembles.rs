@@ -360,7 +360,7 @@ fn every_request_ends_once_whatever_models_and_clients_do() {
                     let model = server.model(models[number % models.len()], None).expect("ready");
                     let patience = (number % 7 == 0).then(|| AtomicUsize::new(number % 11));
                     let client = Client { number, replies: replies.clone(), patience };
-                    let request = request(&[("A", &[(number % 5) as u8, 1])]);
+                    let request = request(&[("A", &[[0, 1, 2, 3, 4][number % 5], 1])]);
                     server.infer(&model, request, Responder::new(Box::new(client)));
                     if number % 64 == thread {
                         std::thread::sleep(Duration::from_millis(1));
@@ -396,7 +396,7 @@ fn every_request_ends_once_whatever_models_and_clients_do() {
                 let open: Vec<(usize, &str)> =
                     (0..REQUESTS).filter(|n| ends[*n] == 0).map(|n| (n, models[n % models.len()])).collect();
                 panic!("{} requests never end: {:?}", open.len(), &open[..open.len().min(20)])
-            },
+            }
         }
     }
     assert!(ends.iter().all(|ends| *ends == 1), "every request ends once");

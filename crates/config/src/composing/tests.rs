@@ -72,8 +72,7 @@ fn ensemble(batch: usize, steps: &[Step<'_>], outputs: &[&str]) -> ModelConfig {
         }
         text += &format!("output_map {{ key: 'Y' value: '{output}' }} }}");
     }
-    let config = parse_pbtxt((text + "}").as_bytes(), "config.pbtxt").unwrap().config;
-    config
+    parse_pbtxt((text + "}").as_bytes(), "config.pbtxt").unwrap().config
 }
 
 fn check(config: &ModelConfig, models: &[&Model]) -> Result<EnsembleFlow, String> {

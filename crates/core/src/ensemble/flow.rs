@@ -223,7 +223,9 @@ impl Flow {
             let (run, step) = (launch.run, launch.step);
             let failed = match work.progress.is_aborted() {
                 true => true,
-                false => self.launch(launch).map_err(|error| self.fail(work, self.told(step, &error))).is_err(),
+                false => {
+                    self.launch(launch).map_err(|error| self.fail(work, self.told(step, &error))).is_err()
+                }
             };
             if failed {
                 // Nothing follows any more; the count of what runs is all that is left to keep.
