@@ -27,7 +27,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 # Flags of other programs in the documents.
 FOREIGN = {
     "cargo": {"--package", "--check"},
-    "our own programs": {"--list", "--url"},
+    "our own programs": {"--list", "--server", "--url"},
     "nobody": {"--flag"},
 }
 
