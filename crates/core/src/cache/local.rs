@@ -20,6 +20,9 @@ use super::key::Key;
 /// A cache below this cannot hold a single answer.
 const LEAST_SIZE: usize = 1024;
 
+/// Entries that are looked at or removed under the lock before others get their turn.
+const AT_ONCE: usize = 1024;
+
 /// Answers in memory.
 pub(super) struct LocalCache {
     limit: usize,
@@ -85,16 +88,37 @@ impl LocalCache {
             return;
         }
         let Some(answer) = Answer::keep(response) else { return };
-        let evicted = self.entries.lock().put(key, Entry { value: Arc::new(answer), bytes, owner });
-        self.evictions.fetch_add(evicted.len() as u64, Ordering::Relaxed);
-        drop(evicted);
+        let mut entry = Entry { value: Arc::new(answer), bytes, owner };
+        loop {
+            let (evicted, is_enough) = self.entries.lock().make_room(bytes, AT_ONCE);
+            self.evictions.fetch_add(evicted.len() as u64, Ordering::Relaxed);
+            drop(evicted);
+            if !is_enough {
+                continue;
+            }
+            // Another thread may have taken the room, or brought the same answer.
+            let back = self.entries.lock().put(key, entry);
+            match back {
+                Some(value) if self.entries.lock().get(&key).is_none() => {
+                    entry = Entry { value, bytes, owner }
+                }
+                _ => break,
+            }
+        }
         self.insertion_ns.fetch_add(nanoseconds(start.elapsed()), Ordering::Relaxed);
     }
 
     /// Forgets what a model has answered that is not there any more.
     pub(super) fn forget(&self, owner: u64) {
-        let forgotten = self.entries.lock().remove_owner(owner);
-        drop(forgotten);
+        let mut end = None;
+        loop {
+            let (forgotten, next) = self.entries.lock().remove_owner(owner, end, AT_ONCE);
+            drop(forgotten);
+            end = next;
+            if end.is_none() {
+                return;
+            }
+        }
     }
 
     pub(super) fn usage(&self) -> Usage {
@@ -168,6 +192,19 @@ mod tests {
         cache.insert(key(0), 0, &response(&[&[0; 4000]]));
         let more = cache.usage().bytes - 4000;
         assert!((500..700).contains(&more), "{more}; docs/cache.md says some 600");
+    }
+
+    #[test]
+    fn a_large_answer_makes_many_small_ones_go() {
+        let cache = LocalCache::new(4 << 20).expect("large enough");
+        for number in 0..6000 {
+            cache.insert(key(number), 0, &response(&[b"small"]));
+        }
+        let entries = cache.usage().entries;
+        assert!(entries > 3 * AT_ONCE, "{entries}");
+        cache.insert(key(10_000), 1, &response(&[&[1; 4_100_000]]));
+        assert!(cache.lookup(&key(10_000)).is_some());
+        assert!(cache.usage().entries < 200);
     }
 
     #[test]

@@ -69,16 +69,26 @@ impl<T> Recent<T> {
         self.nodes.get(place).map(|node| &node.entry.value)
     }
 
-    /// Takes in a value and returns those that had to go for it. A value above the limit is not taken; one whose key
-    /// is there already neither, but counts as a use of that.
-    pub(super) fn put(&mut self, key: Key, entry: Entry<T>) -> Vec<T> {
-        if entry.bytes > self.limit || self.get(&key).is_some() {
-            return Vec::new();
-        }
+    /// Removes values, those not used for longest first, until there is room for `bytes`, but at most `limit` of them.
+    /// Returns them, and whether there is room now.
+    pub(super) fn make_room(&mut self, bytes: usize, limit: usize) -> (Vec<T>, bool) {
         let mut evicted = Vec::new();
-        while self.limit - self.bytes < entry.bytes {
+        while !self.has_room(bytes) && evicted.len() < limit {
             let Some(value) = self.remove(self.oldest) else { break };
             evicted.push(value);
+        }
+        (evicted, self.has_room(bytes))
+    }
+
+    fn has_room(&self, bytes: usize) -> bool {
+        self.bytes.checked_add(bytes).is_some_and(|sum| sum <= self.limit)
+    }
+
+    /// Takes in a value for which there is room; otherwise gives it back. If its key is there already, that one counts
+    /// as used and the new one is given back.
+    pub(super) fn put(&mut self, key: Key, entry: Entry<T>) -> Option<T> {
+        if !self.has_room(entry.bytes) || self.get(&key).is_some() {
+            return Some(entry.value);
         }
         self.bytes += entry.bytes;
         let place = self.nodes.len();
@@ -89,20 +99,29 @@ impl<T> Recent<T> {
         self.places.insert(key, place);
         self.link_newest(place);
         self.give_back();
-        evicted
+        None
     }
 
-    /// Removes everything of one owner.
-    pub(super) fn remove_owner(&mut self, owner: u64) -> Vec<T> {
+    /// Removes what one owner has in at most `limit` places, from `end` downwards; `None` is the end of all. Returns the
+    /// values and where to go on, `None` when nothing is left. What others do in between makes it miss nothing: values
+    /// move to lower places only.
+    pub(super) fn remove_owner(
+        &mut self,
+        owner: u64,
+        end: Option<usize>,
+        limit: usize,
+    ) -> (Vec<T>, Option<usize>) {
+        let end = end.unwrap_or(usize::MAX).min(self.nodes.len());
+        let begin = end.saturating_sub(limit.max(1));
         let mut removed = Vec::new();
         // From the end, so that what moves into a free place has been looked at.
-        for place in (0..self.nodes.len()).rev() {
+        for place in (begin..end).rev() {
             if self.nodes.get(place).is_some_and(|node| node.entry.owner == owner) {
                 removed.extend(self.remove(place));
             }
         }
         self.give_back();
-        removed
+        (removed, (begin > 0).then_some(begin))
     }
 
     fn remove(&mut self, place: usize) -> Option<T> {
@@ -186,7 +205,9 @@ mod tests {
     proptest! {
         /// Behaves as a plain list from the newest to the oldest, whatever is done with it.
         #[test]
-        fn keeps_the_limit_and_the_order(steps in proptest::collection::vec(step(), 1..120)) {
+        fn keeps_the_limit_and_the_order(
+            steps in proptest::collection::vec(step(), 1..120), chunk in 1_usize..5,
+        ) {
             const LIMIT: usize = 100;
             let mut recent = Recent::new(LIMIT);
             let mut list: Vec<(u8, u32, usize, u64)> = Vec::new();
@@ -202,21 +223,41 @@ mod tests {
                         prop_assert_eq!(recent.get(&key(number)).copied(), want);
                     }
                     Step::Put(number, bytes, owner) => {
-                        let evicted = recent.put(key(number), Entry { value, bytes, owner });
+                        let mut evicted = Vec::new();
+                        loop {
+                            let (some, is_enough) = recent.make_room(bytes, chunk);
+                            prop_assert!(some.len() <= chunk);
+                            evicted.extend(some);
+                            if is_enough {
+                                break;
+                            }
+                        }
                         let mut want = Vec::new();
+                        while list.iter().map(|one| one.2).sum::<usize>() + bytes > LIMIT {
+                            want.extend(list.pop().map(|one| one.1));
+                        }
+                        prop_assert_eq!(evicted, want);
+                        let back = recent.put(key(number), Entry { value, bytes, owner });
                         if let Some(place) = list.iter().position(|one| one.0 == number) {
                             let one = list.remove(place);
                             list.insert(0, one);
+                            prop_assert_eq!(back, Some(value));
                         } else {
-                            while list.iter().map(|one| one.2).sum::<usize>() + bytes > LIMIT {
-                                want.extend(list.pop().map(|one| one.1));
-                            }
                             list.insert(0, (number, value, bytes, owner));
+                            prop_assert_eq!(back, None);
                         }
-                        prop_assert_eq!(evicted, want);
                     }
                     Step::RemoveOwner(owner) => {
-                        let mut removed = recent.remove_owner(owner);
+                        let mut removed = Vec::new();
+                        let mut end = None;
+                        loop {
+                            let (some, next) = recent.remove_owner(owner, end, chunk);
+                            removed.extend(some);
+                            end = next;
+                            if end.is_none() {
+                                break;
+                            }
+                        }
                         removed.sort_unstable();
                         let mut want: Vec<u32> =
                             list.iter().filter(|one| one.3 == owner).map(|one| one.1).collect();
@@ -241,16 +282,17 @@ mod tests {
             recent.put(key(number), Entry { value: number, bytes: 4, owner: 0 });
             assert!(recent.nodes.capacity() <= (2 * recent.len()).max(FEW));
         }
+        recent.make_room(1000, usize::MAX);
         recent.put(key(255), Entry { value: 255, bytes: 1000, owner: 0 });
         assert_eq!(recent.len(), 1);
         assert!(recent.nodes.capacity() <= FEW && recent.places.capacity() <= FEW);
     }
 
     #[test]
-    fn what_is_above_the_limit_is_not_taken() {
+    fn what_there_is_no_room_for_is_not_taken() {
         let mut recent = Recent::new(10);
         recent.put(key(1), Entry { value: 1, bytes: 4, owner: 0 });
-        assert!(recent.put(key(2), Entry { value: 2, bytes: 11, owner: 0 }).is_empty());
+        assert_eq!(recent.put(key(2), Entry { value: 2, bytes: 7, owner: 0 }), Some(2));
         assert_eq!((recent.len(), recent.bytes()), (1, 4));
     }
 }
