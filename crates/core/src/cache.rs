@@ -7,6 +7,7 @@
 //! whatever goes wrong in a cache is a miss, never an error of the request.
 
 mod answer;
+mod asked;
 mod codec;
 mod content;
 mod key;

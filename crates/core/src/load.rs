@@ -431,7 +431,7 @@ impl Loader {
     }
 
     /// What a version is to the response cache.
-    fn cache_of(&self, source: &ModelSource, config: &ModelConfig, version: i64) -> ModelCache {
+    fn cache_of(&self, source: &ModelSource, config: &ModelConfig, version: i64) -> Result<ModelCache> {
         let version_dir = match &source.place {
             Place::Directory(dir) => Some(dir.join(version.to_string())),
             Place::File(_) | Place::Ambiguous(_) => None,
@@ -507,7 +507,7 @@ impl Loader {
             labels,
             backend_model: Some(backend_model),
             scheduler: Scheduler::Instances(pool),
-            cache: self.cache_of(source, config, context.version),
+            cache: self.cache_of(source, config, context.version).map_err(plain)?,
             latencies,
             load_duration: started.elapsed(),
         }))

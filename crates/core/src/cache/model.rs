@@ -1,13 +1,11 @@
-//! The cache as one model version uses it: the lookup in front of its scheduler, and the way back that keeps the
-//! answer.
+//! The cache as one model version uses it: the lookup in front of its scheduler, and where answers are kept.
 
 use std::sync::Arc;
-use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use trireme_types::{InferRequest, InferResponse, Responder, ResponseSink, Result};
+use trireme_types::{InferRequest, InferResponse, Responder, Result};
 
-use super::answer::Answer;
+use super::asked::{self, Asked, Equals};
 use super::content::{Content, Made};
 use super::key::{Identity, Key, key};
 use super::redis::{Name, RedisCache};
@@ -25,22 +23,33 @@ pub(crate) struct ModelCache {
     identity: Identity,
     /// `None`: the model does not use the cache; an ensemble that runs it may.
     used: Option<Arc<ResponseCache>>,
+    equals: Option<Equals>,
 }
 
 impl ModelCache {
     /// Of a version that is being loaded in a server with this cache, if it has one. Reads all files of the version if
     /// the cache outlives the load.
-    pub(crate) fn new(cache: Option<&Arc<ResponseCache>>, made: Made<'_>) -> Self {
+    ///
+    /// # Errors
+    /// A parameter of the cache has a value that is none.
+    pub(crate) fn new(cache: Option<&Arc<ResponseCache>>, made: Made<'_>) -> Result<Self> {
         let content = match cache.map(|cache| &cache.store) {
             None | Some(Store::Local(_)) => Content::of_load(),
             Some(Store::Redis(_)) => Content::of_files(made),
         };
         let asked = made.config.response_cache.as_ref().is_some_and(|cache| cache.enable);
-        Self {
-            content,
-            identity: Identity::new(made.name, made.version, content.hash()),
-            used: cache.filter(|_| asked).cloned(),
-        }
+        let used = cache.filter(|_| asked).cloned();
+        let equals = match &used {
+            Some(cache) => Equals::of(made.name, asked::parameter(made.config), &cache.executor)?,
+            None => None,
+        };
+        let identity = Identity::new(made.name, made.version, content.hash());
+        Ok(Self { content, identity, used, equals })
+    }
+
+    /// Requests that wait for equal ones, if the model lets them.
+    pub(super) fn equals(&self) -> Option<&Equals> {
+        self.equals.as_ref()
     }
 
     pub(crate) fn content(&self) -> &Content {
@@ -102,7 +111,7 @@ impl ModelCache {
     }
 
     /// Keeps an answer, unless a model that had part in it has been loaded anew since the request came.
-    fn keep(&self, model: &ModelVersion, key: Key, load: u64, response: &InferResponse) {
+    pub(super) fn keep(&self, model: &ModelVersion, key: Key, load: u64, response: &InferResponse) {
         let Some(cache) = &self.used else { return };
         if model.ensemble().is_some() && Content::now(model).is_none_or(|now| now.load() != load) {
             return;
@@ -135,83 +144,4 @@ fn ask(redis: &RedisCache, executor: Executor, model: &Arc<ModelVersion>, asked:
             executor.run(Box::new(move || asked.settle(in_flight.model(), found.as_ref())));
         }),
     );
-}
-
-/// A request while its answer is looked for.
-struct Asked {
-    request: InferRequest,
-    responder: Responder,
-    key: Key,
-    load: u64,
-    /// Time before the lookup began.
-    queue: Duration,
-    start: Instant,
-}
-
-impl Asked {
-    /// Answers with what was found, or has the model answer.
-    fn settle(self, model: &Arc<ModelVersion>, found: Option<&Answer>) {
-        let lookup = self.start.elapsed();
-        match found {
-            Some(answer) => {
-                model.statistics.cache_hit(self.request.received.elapsed(), self.queue, lookup);
-                self.responder.finish(Ok(answer.for_request(self.request.id)));
-            }
-            None => {
-                let keep = Keep {
-                    responder: Some(self.responder),
-                    model: Arc::clone(model),
-                    key: self.key,
-                    load: self.load,
-                    lookup,
-                    plain: true,
-                };
-                model.schedule(self.request, Responder::new(Box::new(keep)));
-            }
-        }
-    }
-}
-
-/// The way back of a request that was not found: keeps its answer if it is the one successful answer, and passes
-/// everything on.
-struct Keep {
-    responder: Option<Responder>,
-    model: Arc<ModelVersion>,
-    key: Key,
-    load: u64,
-    lookup: Duration,
-    /// Nothing came before the last answer.
-    plain: bool,
-}
-
-impl ResponseSink for Keep {
-    fn send(&mut self, reply: Option<Result<InferResponse>>, last: bool) {
-        if !last {
-            self.plain = false;
-            if let (Some(responder), Some(reply)) = (&mut self.responder, reply) {
-                responder.send(reply);
-            }
-            return;
-        }
-        let start = Instant::now();
-        if let (true, Some(Ok(response))) = (self.plain, &reply) {
-            self.model.cache().keep(&self.model, self.key, self.load, response);
-        }
-        self.model.statistics.cache_miss(self.lookup + start.elapsed());
-        match (self.responder.take(), reply) {
-            (Some(responder), Some(reply)) => responder.finish(reply),
-            (Some(responder), None) => responder.close(),
-            (None, _) => {}
-        }
-    }
-
-    fn is_closed(&self) -> bool {
-        self.responder.as_ref().is_none_or(Responder::is_closed)
-    }
-
-    fn watch_closed(&mut self, waker: &Waker) {
-        if let Some(responder) = &mut self.responder {
-            responder.watch_closed(waker);
-        }
-    }
 }

@@ -16,8 +16,8 @@ use trireme_types::{
 
 use crate::{CacheSettings, LoadOverrides, ModelControlMode, Server, ServerOptions};
 
-/// Answers each request with a number that no other execution had: a hit is one that repeats a number. Fails when
-/// the first byte of the input is `!`.
+/// Answers each request with a number that no other execution had: a hit is one that repeats a number. Takes its time
+/// when the last byte of the input is `~`, and fails when the first is `!`.
 #[derive(Debug)]
 struct Unique;
 
@@ -58,6 +58,9 @@ impl ModelInstance for Unique {
         for request in &mut batch.requests {
             let number = EXECUTIONS.fetch_add(1, Ordering::SeqCst);
             let input = &request.request.inputs[0];
+            if input.data.as_slice().last() == Some(&b'~') {
+                std::thread::sleep(Duration::from_millis(200));
+            }
             if input.data.as_slice().first() == Some(&b'!') {
                 request.answer(Err(Error::internal("told to fail")));
                 continue;
@@ -86,6 +89,17 @@ impl ResponseSink for Channel {
 
     fn is_closed(&self) -> bool {
         false
+    }
+}
+
+/// A client that has gone away.
+struct Vanished;
+
+impl ResponseSink for Vanished {
+    fn send(&mut self, _reply: Option<Result<InferResponse>>, _last: bool) {}
+
+    fn is_closed(&self) -> bool {
+        true
     }
 }
 
@@ -267,6 +281,74 @@ fn an_ensemble_forgets_when_a_model_of_its_steps_is_loaded_anew() {
     let infer = server.statistics("outer", None).expect("ready")[0].inference_stats;
     assert_eq!((infer.success.count, infer.cache_hit.count, infer.cache_miss.count), (5, 3, 2));
     assert_eq!(server.statistics("m", None).expect("ready")[0].execution_count, 1, "since it was loaded");
+}
+
+/// Answers to as many equal requests at once.
+fn at_once(server: &Server, model: &str, data: &[u8], count: usize) -> Vec<Result<InferResponse>> {
+    let version = server.model(model, None).expect("ready");
+    let (sender, receiver) = mpsc::channel();
+    for n in 0..count {
+        let mut one = request(data);
+        one.id = n.to_string();
+        server.infer(&version, one, Responder::new(Box::new(Channel(sender.clone()))));
+    }
+    (0..count).map(|_| receiver.recv_timeout(Duration::from_secs(20)).expect("answered")).collect()
+}
+
+const WAIT: &str = "parameters { key: \"TRIREME_CACHE_EQUAL_REQUESTS\" value { string_value: \"wait\" } }";
+
+#[test]
+fn equal_requests_run_once_where_they_may_wait_for_one_another() {
+    let root = tempfile::tempdir().expect("a directory");
+    write_model(root.path(), "run", ENABLED);
+    write_model(root.path(), "wait", &format!("{ENABLED} {WAIT}"));
+    let server = start(root.path(), local(1 << 20));
+    for (model, executions) in [("run", 6), ("wait", 1)] {
+        let answers = at_once(&server, model, b"~", 6);
+        let ids: HashSet<String> = answers.into_iter().map(|answer| answer.expect("no failure").id).collect();
+        assert_eq!(ids.len(), 6, "each has its own id");
+        let statistics = &server.statistics(model, None).expect("ready")[0];
+        let infer = statistics.inference_stats;
+        assert_eq!(statistics.execution_count, executions, "{model}");
+        assert_eq!((infer.cache_miss.count, infer.cache_hit.count), (executions, 6 - executions));
+        assert_eq!(infer.success.count, 6);
+    }
+    assert_eq!(server.wait_idle(Duration::from_secs(5)), 0);
+}
+
+#[test]
+fn those_that_wait_run_when_what_they_waited_for_has_no_answer() {
+    let root = tempfile::tempdir().expect("a directory");
+    write_model(root.path(), "m", &format!("{ENABLED} {WAIT}"));
+    let server = start(root.path(), local(1 << 20));
+    for answer in at_once(&server, "m", b"! fails ~", 4) {
+        assert!(answer.expect_err("told to fail").message().contains("told to fail"));
+    }
+    let infer = server.statistics("m", None).expect("ready")[0].inference_stats;
+    assert_eq!((infer.fail.count, infer.cache_hit.count), (4, 0));
+
+    // The client of the one that others wait for goes away before it runs.
+    let version = server.model("m", None).expect("ready");
+    let (sender, receiver) = mpsc::channel();
+    for busy in [&b"1~"[..], b"2~"] {
+        server.infer(&version, request(busy), Responder::new(Box::new(Channel(sender.clone()))));
+    }
+    server.infer(&version, request(b"x"), Responder::new(Box::new(Vanished)));
+    let others = at_once(&server, "m", b"x", 3);
+    assert!(others.iter().all(Result::is_ok));
+    for _ in 0..2 {
+        receiver.recv_timeout(Duration::from_secs(20)).expect("answered").expect("no failure");
+    }
+    assert_eq!(server.wait_idle(Duration::from_secs(5)), 0);
+}
+
+#[test]
+fn a_parameter_of_another_value_is_refused() {
+    let root = tempfile::tempdir().expect("a directory");
+    write_model(root.path(), "m", &format!("{ENABLED} {}", WAIT.replace("wait", "perhaps")));
+    let server = start(root.path(), local(1 << 20));
+    let rows = server.load_report();
+    assert!(rows[0].status.contains("must be 'run' or 'wait', got 'perhaps'"), "{}", rows[0].status);
 }
 
 #[test]

@@ -106,7 +106,7 @@ impl Loader {
                 labels: labels.clone(),
                 backend_model: None,
                 scheduler: Scheduler::Ensemble(scheduler.map_err(plain)?),
-                cache: self.cache_of(source, config, *version),
+                cache: self.cache_of(source, config, *version).map_err(plain)?,
                 latencies: Latencies::new(&self.options.latencies, &spec.metric_buckets),
                 load_duration: started.elapsed(),
             })))
