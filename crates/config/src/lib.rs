@@ -40,7 +40,7 @@ pub use pbtxt::{MAX_PBTXT_BYTES, Parsed, parse_pbtxt, print_pbtxt};
 pub use report::check_report;
 pub use span::{Span, SpanMap};
 pub use spec::{
-    DynamicBatching, InstanceGroup, InstanceKind, ModelPriority, ModelSpec, QueuePolicy, Scheduling,
-    TimeoutAction, VersionPolicy,
+    DynamicBatching, InstanceGroup, InstanceKind, ModelPriority, ModelSpec, QueuePolicy, RateLimiterSpec,
+    ResourceNeed, Scheduling, TimeoutAction, VersionPolicy, WarmupData, WarmupInput, WarmupSample,
 };
 pub use validate::validate;

@@ -21,6 +21,8 @@ pub struct MachineFacts {
     pub gpus: Vec<i32>,
     /// Instances of a CPU group without a count, by the backend; 0 is 1.
     pub default_cpu_instances: usize,
+    /// Cores that the engine computes on; `None` if it does not compute on the CPU, or that is not known.
+    pub engine_cores: Option<usize>,
 }
 
 /// Fills the defaults in. Returns what may surprise.
@@ -131,7 +133,7 @@ mod tests {
 
     #[test]
     fn defaults_as_recorded_from_triton() {
-        let facts = MachineFacts { gpus: vec![], default_cpu_instances: 2 };
+        let facts = MachineFacts { default_cpu_instances: 2, ..MachineFacts::default() };
         let (config, _) = normalized(
             "name: 'simple' backend: 'onnxruntime' max_batch_size: 8 dynamic_batching { }",
             &facts,
@@ -169,7 +171,8 @@ mod tests {
 
     #[test]
     fn auto_groups_choose_by_the_gpus_there_are() {
-        let with_gpus = MachineFacts { gpus: vec![0, 1], default_cpu_instances: 2 };
+        let with_gpus =
+            MachineFacts { gpus: vec![0, 1], default_cpu_instances: 2, ..MachineFacts::default() };
         let (config, _) = normalized(
             "name: 'm' instance_group { gpus: [ 1 ] } instance_group { } instance_group { gpus: 7 }",
             &with_gpus,

@@ -1,6 +1,9 @@
 //! [`ModelSpec`]: a validated configuration as the server uses it, with enums in place of oneofs and numbers, and
 //! no field that may be absent by accident.
 
+mod rate_limiter;
+mod warmup;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +12,12 @@ use trireme_proto::inference::model_config::SchedulingChoice;
 use trireme_proto::inference::model_version_policy::PolicyChoice;
 use trireme_proto::inference::{
     self, ModelConfig, ModelDynamicBatching, ModelEnsembling, ModelQueuePolicy, ModelSequenceBatching,
-    ModelWarmup, model_input, model_instance_group, model_optimization_policy, model_queue_policy,
+    model_input, model_instance_group, model_optimization_policy, model_queue_policy,
 };
 use trireme_types::{DataType, Shape, TensorFormat, TensorSpec};
 
+pub use self::rate_limiter::{RateLimiterSpec, ResourceNeed};
+pub use self::warmup::{WarmupData, WarmupInput, WarmupSample};
 use crate::error::{ConfigError, ConfigErrors};
 
 /// What the server needs to know of a model to schedule and check requests.
@@ -50,7 +55,8 @@ pub struct ModelSpec {
     pub output_pinned_memory: bool,
     /// Libraries with custom operators.
     pub op_libraries: Vec<String>,
-    pub warmup: Vec<ModelWarmup>,
+    /// Batches that every instance runs before the version is ready.
+    pub warmup: Vec<WarmupSample>,
     /// Labels that every metric of the model gets.
     pub metric_tags: BTreeMap<String, String>,
     /// Histogram buckets by metric family.
@@ -132,7 +138,9 @@ pub struct InstanceGroup {
     pub profiles: Vec<String>,
     /// Instances that get no requests from the scheduler.
     pub passive: bool,
+    /// Name of the `--host-policy` that the instances run under; empty is that of the kind.
     pub host_policy: String,
+    pub rate_limiter: RateLimiterSpec,
 }
 
 /// Where the instances of a group run.
@@ -203,7 +211,12 @@ impl ModelSpec {
                 .iter()
                 .flat_map(|o| o.op_library_filename.clone())
                 .collect(),
-            warmup: config.model_warmup.clone(),
+            warmup: config
+                .model_warmup
+                .iter()
+                .enumerate()
+                .map(|(i, sample)| WarmupSample::of(sample, i))
+                .collect::<Result<_, _>>()?,
             metric_tags: config.metric_tags.clone().into_iter().collect(),
             metric_buckets: metric_buckets(config),
             batch_inputs: config.batch_input.clone(),
@@ -300,6 +313,7 @@ impl InstanceGroup {
             profiles: group.profile.clone(),
             passive: group.passive,
             host_policy: group.host_policy.clone(),
+            rate_limiter: group.rate_limiter.as_ref().map(RateLimiterSpec::of).unwrap_or_default(),
         }
     }
 }
@@ -378,7 +392,8 @@ mod tests {
             dynamic_batching { preferred_batch_size: [ 8, 4, 8 ] max_queue_delay_microseconds: 100 priority_levels: 2
               default_priority_level: 1 default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 5 }
               priority_queue_policy { key: 2 value { max_queue_size: 3 } } }
-            instance_group { name: 'g' kind: KIND_CPU count: 2 }
+            instance_group { name: 'g' kind: KIND_CPU count: 2 rate_limiter { resources { name: 'R' count: 3 } } }
+            model_warmup { name: 'w' batch_size: 2 inputs { key: 'X' value { data_type: TYPE_FP16 dims: 1 zero_data: true } } }
             parameters { key: 'k' value { string_value: 'v' } } optimization { graph { level: -1 } }
             response_cache { enable: true } model_transaction_policy { decoupled: true }";
         let spec = ModelSpec::from_config(&parse_pbtxt(text.as_bytes(), "c").unwrap().config).unwrap();
@@ -396,6 +411,10 @@ mod tests {
         assert_eq!(batching.queue_policy(2).max_queue_size, Some(3));
         assert_eq!(batching.queue_policy(2).default_timeout, None);
         assert_eq!(spec.instance_groups[0].count, 2);
+        let limiter = &spec.instance_groups[0].rate_limiter;
+        assert_eq!((limiter.resources[0].count, limiter.priority), (3, 1));
+        assert_eq!((spec.warmup[0].batch_size, spec.warmup[0].count), (2, 1));
+        assert_eq!(spec.warmup[0].inputs[0].data, WarmupData::Zero);
         assert_eq!(spec.graph_level, Some(-1));
         assert!(spec.decoupled && spec.response_cache && spec.input_pinned_memory);
         assert_eq!(spec.parameters["k"], "v");

@@ -9,8 +9,9 @@ mod instance_group;
 mod scheduling;
 mod sequence_advice;
 mod tensor;
+mod warmup;
+mod warnings;
 
-use trireme_proto::inference::model_config::SchedulingChoice;
 use trireme_proto::inference::model_metrics::metric_control::MetricOptions;
 use trireme_proto::inference::{ModelConfig, ModelMetrics};
 
@@ -35,39 +36,10 @@ pub fn validate(config: &ModelConfig, facts: &MachineFacts) -> Result<Vec<Note>,
     }
     tensor::check(&mut checker);
     instance_group::check(&mut checker, facts);
+    warmup::check(&mut checker);
     let mut errors = checker.errors;
     crate::schema::name_subjects(&crate::schema::dynamic(config), &mut errors);
-    ConfigErrors::check(errors, warnings(config))
-}
-
-/// What is valid but has no effect.
-fn warnings(config: &ModelConfig) -> Vec<Note> {
-    let mut notes = Vec::new();
-    if config.max_batch_size == 0
-        && matches!(config.scheduling_choice, Some(SchedulingChoice::DynamicBatching(_)))
-    {
-        let message = format!(
-            "model '{}' has dynamic_batching but max_batch_size is 0, so no two requests are ever batched",
-            config.name
-        );
-        let hint = "write `max_batch_size: 4` (or more) and leave the batch axis out of dims, or remove dynamic_batching";
-        notes.push(Note::warning("dynamic_batching", message).with_hint(hint));
-    }
-    if config.scheduling_choice.is_none() {
-        let ragged = config.input.iter().position(|io| io.allow_ragged_batch);
-        let ragged = ragged.map(|i| (format!("input[{i}].allow_ragged_batch"), "allow_ragged_batch"));
-        let is_padded = config.parameters.keys().any(|key| key.starts_with("padding."));
-        let padded = is_padded.then(|| ("parameters".to_owned(), "parameters for padding"));
-        for (path, what) in ragged.into_iter().chain(padded) {
-            let message = format!(
-                "model '{}' has {what} but no scheduler that joins requests, so every request runs on its own",
-                config.name
-            );
-            notes.push(Note::warning(path, message).with_hint("write `dynamic_batching { }`"));
-        }
-    }
-    notes.extend(sequence_advice::notes(config));
-    notes
+    ConfigErrors::check(errors, warnings::of(config, facts))
 }
 
 /// The errors found so far.

@@ -26,7 +26,7 @@ fn load(text: &str, report: &ModelReport, default: i32) -> Result<(ModelConfig, 
     let parsed = parse_pbtxt(text.as_bytes(), "c").unwrap_or_else(|e| panic!("{e}"));
     let mut config = parsed.config;
     let mut notes = complete(&mut config, report, default, false)?;
-    let facts = MachineFacts { gpus: vec![], default_cpu_instances: 2 };
+    let facts = MachineFacts { gpus: vec![], default_cpu_instances: 2, ..MachineFacts::default() };
     normalize(&mut config, &facts);
     notes.extend(validate(&config, &facts)?);
     check_report(&config, report)?;
@@ -271,7 +271,7 @@ proptest! {
         let text = print_pbtxt(&config);
         let again = parse_pbtxt(text.as_bytes(), "c").map_err(|e| TestCaseError::fail(e.to_string()))?;
         prop_assert_eq!(&again.config, &config);
-        let facts = MachineFacts { gpus: vec![], default_cpu_instances: 2 };
+        let facts = MachineFacts { gpus: vec![], default_cpu_instances: 2, ..MachineFacts::default() };
         prop_assert!(validate(&again.config, &facts).is_ok());
         prop_assert!(check_report(&again.config, &model).is_ok());
     }

@@ -1,5 +1,7 @@
 //! Rules of instance groups.
 
+use std::collections::BTreeSet;
+
 use trireme_proto::inference::ModelInstanceGroup;
 use trireme_proto::inference::model_config::SchedulingChoice;
 use trireme_proto::inference::model_instance_group::Kind;
@@ -31,7 +33,13 @@ pub(super) fn check(checker: &mut Checker<'_>, facts: &MachineFacts) {
             format!("model {} asks for {total} instances; at most {MAX_INSTANCES} are possible", config.name);
         checker.fail_with_hint("instance_group", reason, "lower `count`; each instance is a thread");
     }
+    if !config.instance_group.is_empty() && config.instance_group.iter().all(|group| group.passive) {
+        let reason =
+            format!("every instance group of model {} is passive, so no request could ever run", config.name);
+        checker.fail_with_hint("instance_group[0].passive", reason, "remove `passive` from one group");
+    }
     for (i, group) in config.instance_group.iter().enumerate() {
+        rate_limiter(checker, group, i);
         let path = format!("instance_group[{i}]");
         let what = format!("instance group {} of model {}", group.name, config.name);
         match Kind::try_from(group.kind) {
@@ -75,6 +83,22 @@ pub(super) fn check(checker: &mut Checker<'_>, facts: &MachineFacts) {
                 );
                 checker.fail(path, reason);
             }
+        }
+    }
+}
+
+/// Resources have names, each once.
+fn rate_limiter(checker: &mut Checker<'_>, group: &ModelInstanceGroup, index: usize) {
+    let resources = group.rate_limiter.iter().flat_map(|limiter| &limiter.resources);
+    let mut seen = BTreeSet::new();
+    for (j, resource) in resources.enumerate() {
+        let path = format!("instance_group[{index}].rate_limiter.resources[{j}].name");
+        let what = format!("instance group {} of model {}", group.name, checker.config.name);
+        if resource.name.is_empty() {
+            checker.fail(path, format!("{what} has a rate_limiter resource without a name"));
+        } else if !seen.insert((resource.name.as_str(), resource.global)) {
+            let reason = format!("{what} names the rate_limiter resource '{}' twice", resource.name);
+            checker.fail_with_hint(path, reason, "write it once, with the counts added up");
         }
     }
 }

@@ -345,9 +345,9 @@ fn cfg_19_gpu_groups_without_gpus() {
     );
     let errors = check(&with(group), &MachineFacts::default()).unwrap_err();
     assert!(errors.first().hint().unwrap().contains("KIND_AUTO"), "{errors}");
-    let two = MachineFacts { gpus: vec![0, 1], default_cpu_instances: 1 };
+    let two = MachineFacts { gpus: vec![0, 1], default_cpu_instances: 1, ..MachineFacts::default() };
     assert!(check(&with(group), &two).is_ok());
-    let one = MachineFacts { gpus: vec![0], default_cpu_instances: 1 };
+    let one = MachineFacts { gpus: vec![0], default_cpu_instances: 1, ..MachineFacts::default() };
     let errors = check(&with(group), &one).unwrap_err();
     assert!(
         errors
