@@ -80,6 +80,10 @@ impl Backend for OnnxRuntimeBackend {
         2
     }
 
+    fn computes_on_cpu(&self) -> bool {
+        true
+    }
+
     fn open(&self, context: &ModelContext) -> Result<Box<dyn OpenModel>> {
         let runtime = self.runtime(&context.settings)?;
         let session = Session::open(runtime, context)?;

@@ -36,6 +36,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         1
     }
 
+    /// Whether executions keep cores of the CPU busy, so that more instances than cores gain nothing.
+    fn computes_on_cpu(&self) -> bool {
+        false
+    }
+
     /// Opens the model file of one version.
     ///
     /// # Errors

@@ -299,7 +299,8 @@ impl QueuePolicy {
 }
 
 impl InstanceGroup {
-    fn of(group: &inference::ModelInstanceGroup) -> Self {
+    /// A group as it is written, its defaults filled in or not.
+    pub fn of(group: &inference::ModelInstanceGroup) -> Self {
         Self {
             name: group.name.clone(),
             kind: match group.kind() {

@@ -92,7 +92,7 @@ impl Server {
         let executor = Executor::new();
         let cache = ResponseCache::of(&options, &executor)?;
         let table = Arc::new(ModelTable::default());
-        let loader = Loader::new(options.clone(), backends, executor, budget, cache, Arc::clone(&table));
+        let loader = Loader::new(options.clone(), backends, executor, budget, cache, Arc::clone(&table))?;
         let none = LoadOverrides::default();
         let steps =
             sources.iter().map(|source| (source.name.clone(), loader.composing_models(source, &none)));

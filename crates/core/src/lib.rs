@@ -11,26 +11,31 @@ mod cache;
 mod check;
 mod ensemble;
 mod executor;
+mod host_policy;
 mod infer;
 mod latencies;
 mod load;
 mod metrics;
 mod model;
 mod options;
+mod rate_limiter;
 mod repository;
 mod scheduler;
 mod server;
 mod stats;
 mod table;
 mod threads;
+mod warmup;
 
 pub use cache::{CacheSettings, RedisSettings, RedisTls};
 pub use check::{Finding, ModelCheck};
+pub use host_policy::{HostPolicy, HostPolicySetting, parse_cores};
 pub use infer::RAW_INPUT_NAME;
 pub use latencies::LatencyOptions;
 pub use load::LoadOverrides;
 pub use model::{Labels, ModelVersion, parse_version};
 pub use options::{BackendSetting, ModelControlMode, ServerOptions, SingleModel};
+pub use rate_limiter::RateLimitResource;
 pub use server::{IndexEntry, LoadRow, Server, ServerMetadata};
 pub use stats::{
     BatchStatistics, DurationCount, FailureReason, InferStatistics, ModelStatistics, ResponseStatistics,

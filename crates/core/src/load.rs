@@ -7,6 +7,7 @@ mod advice;
 mod dependents;
 mod ensemble;
 mod files;
+mod instances;
 mod order;
 mod padding;
 mod ragged;
@@ -17,28 +18,30 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use trireme_backend::{
-    Backend, InstanceContext, Model, ModelContext, ModelFiles, ModelInstance, ModelTensors, OpenModel,
-};
-use trireme_config::{ConfigErrors, InstanceKind, ModelSpec, Note, NoteLevel, Scheduling, VersionPolicy};
+use trireme_backend::{Backend, ModelContext, ModelFiles, ModelTensors, OpenModel};
+use trireme_config::{ConfigErrors, InstanceGroup, ModelSpec, Note, NoteLevel, Scheduling, VersionPolicy};
 use trireme_proto::inference::ModelConfig;
 use trireme_types::{Error, Result};
 
 pub(crate) use self::dependents::Dependents;
 pub(crate) use self::files::config_path;
 use self::files::{Places, ReadConfig};
+use self::instances::InstancePlan;
 pub(crate) use self::order::order;
 
 use crate::cache::{Made, ModelCache, ResponseCache};
 use crate::check::Finding;
 use crate::executor::Executor;
+use crate::host_policy::{Cores, HostPolicies};
 use crate::latencies::Latencies;
 use crate::model::{Labels, ModelParts, ModelVersion};
 use crate::options::ServerOptions;
+use crate::rate_limiter::RateLimiter;
 use crate::repository::{self, ModelSource, Place};
 use crate::scheduler::{InstancePool, PoolParts, Scheduler, SequencePlan, Timer, sequence_plan, source_of};
 use crate::table::{Entry, ModelTable, VersionState};
 use crate::threads::ThreadBudget;
+use crate::warmup;
 
 /// What a load request brings along instead of what lies on disk.
 #[derive(Clone, Debug, Default)]
@@ -157,6 +160,8 @@ pub(crate) struct Loader {
     cache: Option<Arc<ResponseCache>>,
     /// Where ensembles find the models of their steps.
     table: Arc<ModelTable>,
+    host_policies: HostPolicies,
+    rate_limiter: Option<Arc<RateLimiter>>,
 }
 
 /// A model between its configuration and its versions.
@@ -170,6 +175,8 @@ struct Plan<'a> {
 }
 
 impl Loader {
+    /// # Errors
+    /// A host policy names cores that are not there.
     pub(crate) fn new(
         options: ServerOptions,
         backends: Vec<Arc<dyn Backend>>,
@@ -177,9 +184,12 @@ impl Loader {
         budget: ThreadBudget,
         cache: Option<Arc<ResponseCache>>,
         table: Arc<ModelTable>,
-    ) -> Self {
+    ) -> Result<Self> {
         let backends = backends.into_iter().map(|backend| (backend.name().to_owned(), backend)).collect();
-        Self { options, backends, executor, timer: Timer::default(), budget, cache, table }
+        let host_policies = HostPolicies::new(&options.host_policies)?;
+        let rate_limiter = options.rate_limit.clone().map(RateLimiter::new);
+        let timer = Timer::default();
+        Ok(Self { options, backends, executor, timer, budget, cache, table, host_policies, rate_limiter })
     }
 
     pub(crate) fn budget(&self) -> ThreadBudget {
@@ -303,6 +313,7 @@ impl Loader {
         trireme_config::MachineFacts {
             gpus: Vec::new(),
             default_cpu_instances: backend.default_cpu_instance_count(),
+            engine_cores: backend.computes_on_cpu().then(|| self.budget.cores()),
         }
     }
 
@@ -313,6 +324,8 @@ impl Loader {
         let mut config = plan.config;
         let places = plan.places;
         let mut completed = false;
+        // Threads that the engine makes for the model inherit the cores of its host policies.
+        let _bound = self.cores(&config).map(|cores| cores.bind());
         for &version in &plan.versions {
             let started = Instant::now();
             let result = self.open(plan.source, backend, &config, version).and_then(|(opened, context)| {
@@ -362,8 +375,12 @@ impl Loader {
         config: &ModelConfig,
         version: i64,
     ) -> ModelContext {
-        let instances: usize =
-            config.instance_group.iter().map(|group| usize::try_from(group.count).unwrap_or(1).max(1)).sum();
+        let working = config.instance_group.iter().filter(|group| !group.passive);
+        let instances = working.map(|group| usize::try_from(group.count).unwrap_or(1).max(1)).sum();
+        let budget = match self.cores(config) {
+            Some(cores) => ThreadBudget::new(Some(self.budget.cores().min(cores.count()))),
+            None => self.budget,
+        };
         let accelerators = config
             .optimization
             .iter()
@@ -385,9 +402,15 @@ impl Loader {
                 .map(|a| (a.name.clone(), a.parameters.iter().map(|(k, v)| (k.clone(), v.clone())).collect()))
                 .collect(),
             decoupled: config.model_transaction_policy.as_ref().is_some_and(|policy| policy.decoupled),
-            threads: self.budget.per_instance(instances),
+            threads: budget.per_instance(instances),
             config_json: Arc::from(trireme_config::to_json(config)),
         }
+    }
+
+    /// The cores that host policies leave to a model, if they leave not all of them.
+    fn cores(&self, config: &ModelConfig) -> Option<Cores> {
+        let groups: Vec<InstanceGroup> = config.instance_group.iter().map(InstanceGroup::of).collect();
+        self.host_policies.of_groups(groups.iter())
     }
 
     /// Completes the configuration with what the model file says and checks the two against one another.
@@ -483,19 +506,22 @@ impl Loader {
             Some(plan) => trireme_backend::padding::padded(backend_model, plan),
             None => backend_model,
         };
-        let contexts = instance_contexts(&spec);
-        let instances: Vec<Box<dyn ModelInstance>> = contexts
-            .iter()
-            .map(|context| backend_model.instance(context))
-            .collect::<Result<_>>()
-            .map_err(plain)?;
+        let plan = InstancePlan::of(&spec, &self.host_policies);
+        let gate = match &self.rate_limiter {
+            Some(limiter) => limiter.register(plan.limits()).map_err(plain)?,
+            None => None,
+        };
+        let mut instances = plan.make(backend_model.as_ref()).map_err(plain)?;
+        warmup::run(&spec, &model_dir(source), &mut instances, &plan.names(), self.budget.cores())
+            .map_err(|error| LoadFailure::of_model(error, warmup::ADVICE))?;
         let pool = InstancePool::new(PoolParts {
             instances,
             source: source_of_work,
             preserve_ordering: matches!(&spec.scheduling, Scheduling::Dynamic(batching) if batching.preserve_ordering),
+            gate,
             executor: self.executor.clone(),
             timer: self.timer.clone(),
-            remake: remake(Arc::clone(&backend_model), contexts),
+            remake: plan.remake(Arc::clone(&backend_model)),
         });
         Ok(ModelVersion::new(ModelParts {
             name: Arc::clone(&context.name),
@@ -530,39 +556,8 @@ fn plain(error: Error) -> Box<LoadFailure> {
 
 /// The part of a configuration that no scheduler here can keep its promise of.
 fn unsupported(config: &ModelConfig) -> Option<&'static str> {
-    if !config.model_warmup.is_empty() {
-        return Some("model_warmup");
-    }
     let agents = config.model_repository_agents.as_ref().is_some_and(|agents| !agents.agents.is_empty());
     agents.then_some("model_repository_agents")
-}
-
-fn instance_contexts(spec: &ModelSpec) -> Vec<InstanceContext> {
-    let group_instances = |group: &trireme_config::InstanceGroup| {
-        let kind = match group.kind {
-            InstanceKind::Gpu => trireme_backend::InstanceKind::Gpu,
-            InstanceKind::Model => trireme_backend::InstanceKind::Model,
-            InstanceKind::Cpu | InstanceKind::Auto => trireme_backend::InstanceKind::Cpu,
-        };
-        let name = group.name.clone();
-        let profiles = group.profiles.clone();
-        (0..group.count)
-            .map(move |index| InstanceContext {
-                name: format!("{name}_{index}"),
-                kind,
-                device_id: 0,
-                profiles: profiles.clone(),
-            })
-            .collect::<Vec<_>>()
-    };
-    spec.instance_groups.iter().flat_map(group_instances).collect()
-}
-
-fn remake(model: Arc<dyn Model>, contexts: Vec<InstanceContext>) -> crate::scheduler::Remake {
-    Box::new(move |index| {
-        let context = contexts.get(index).ok_or_else(|| Error::internal("no such instance"))?;
-        model.instance(context)
-    })
 }
 
 fn model_files(

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use trireme_backend::BackendSettings;
 
 use crate::cache::CacheSettings;
+use crate::host_policy::HostPolicy;
 use crate::latencies::LatencyOptions;
+use crate::rate_limiter::RateLimitResource;
 
 /// When models are loaded and unloaded (`--model-control-mode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,6 +77,10 @@ pub struct ServerOptions {
     pub allow_cpu_metrics: bool,
     /// Instance groups on GPUs that are not there run on the CPU instead of failing.
     pub cpu_fallback: bool,
+    /// Limits on what instances use together (`--rate-limit`); `None` is no limits. What is not listed is deduced from
+    /// the models.
+    pub rate_limit: Option<Vec<RateLimitResource>>,
+    pub host_policies: Vec<HostPolicy>,
     /// Cores to use; `None` is what affinity and cgroup allow.
     pub cores: Option<usize>,
 }
@@ -98,6 +104,8 @@ impl Default for ServerOptions {
             latencies: LatencyOptions::default(),
             allow_cpu_metrics: true,
             cpu_fallback: false,
+            rate_limit: None,
+            host_policies: Vec::new(),
             cores: None,
         }
     }

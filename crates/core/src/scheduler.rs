@@ -28,7 +28,7 @@ use self::queue::LevelRules;
 pub(crate) use self::sequence::SequencePlan;
 use self::sequence::SequenceSource;
 use self::source::{QueueSource, Source};
-pub(crate) use self::timer::Timer;
+pub(crate) use self::timer::{Timer, Wakeable};
 use crate::batch_kind::KindRule;
 use crate::ensemble::Ensemble;
 use crate::model::ModelVersion;

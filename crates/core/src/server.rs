@@ -106,7 +106,7 @@ impl Server {
         }
         let table = Arc::new(ModelTable::default());
         let loader =
-            Loader::new(options.clone(), backends, executor, budget, cache.clone(), Arc::clone(&table));
+            Loader::new(options.clone(), backends, executor, budget, cache.clone(), Arc::clone(&table))?;
         let server = Self {
             options,
             metadata,

@@ -96,9 +96,8 @@ fn repeat(instance: &mut dyn ModelInstance, sample: &WarmupSample, request: &Inf
 /// One execution of `rows` copies of a request. Returns when every copy has come to its end.
 fn execute(instance: &mut dyn ModelInstance, rows: usize, request: &InferRequest) -> Result<()> {
     let (sender, errors): (Sender<Error>, Receiver<Error>) = channel();
-    let requests = (0..rows).map(|_| {
-        BatchRequest::new(request.clone(), Responder::new(Box::new(ErrorSink(sender.clone()))))
-    });
+    let requests = (0..rows)
+        .map(|_| BatchRequest::new(request.clone(), Responder::new(Box::new(ErrorSink(sender.clone())))));
     let mut batch = Batch::new(requests.collect(), Instant::now());
     // The channel ends when the last request has ended.
     drop(sender);

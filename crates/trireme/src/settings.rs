@@ -4,6 +4,7 @@
 //! flags that contradict one another are refused by name; a flag that changes nothing here is reported as such.
 
 mod cache;
+mod instances;
 mod latencies;
 mod value;
 
@@ -288,6 +289,8 @@ fn server(flags: &Flags, warnings: &mut Vec<String>) -> Result<ServerOptions> {
         cache: cache::cache(flags, warnings)?,
         counter_latencies: kept.counters,
         latencies: kept.latencies,
+        rate_limit: instances::rate_limit(flags, warnings)?,
+        host_policies: instances::host_policies(flags)?,
         allow_cpu_metrics: boolean(flags, "allow-cpu-metrics", true)?,
         cpu_fallback: boolean(flags, "cpu-fallback", false)?,
         cores: flags.last("core-count").map(|_| count("core-count", 1, 1)).transpose()?,

@@ -96,7 +96,7 @@ fn rate_limiter(checker: &mut Checker<'_>, group: &ModelInstanceGroup, index: us
         let what = format!("instance group {} of model {}", group.name, checker.config.name);
         if resource.name.is_empty() {
             checker.fail(path, format!("{what} has a rate_limiter resource without a name"));
-        } else if !seen.insert((resource.name.as_str(), resource.global)) {
+        } else if !seen.insert(resource.name.as_str()) {
             let reason = format!("{what} names the rate_limiter resource '{}' twice", resource.name);
             checker.fail_with_hint(path, reason, "write it once, with the counts added up");
         }

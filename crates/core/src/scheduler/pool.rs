@@ -22,6 +22,7 @@ use super::source::{Next, Pending, Refused, Role, Source};
 use super::timer::{Timer, Wakeable};
 use crate::executor::Executor;
 use crate::model::ModelVersion;
+use crate::rate_limiter::{Gate, Wakes};
 use crate::stats::FailureReason;
 
 /// An execution below this runs on the thread that brought the request: two thread wake-ups cost as much.
@@ -51,6 +52,8 @@ struct Work {
 struct Step {
     work: SmallVec<[Work; 1]>,
     refused: Vec<Refused>,
+    /// Pools that may run now because of what was decided here.
+    wakes: Wakes,
 }
 
 /// What a pool is made of.
@@ -58,6 +61,8 @@ pub(crate) struct PoolParts {
     pub(crate) instances: Vec<Box<dyn ModelInstance>>,
     pub(crate) source: Box<dyn Source>,
     pub(crate) preserve_ordering: bool,
+    /// The rate limiter's, if an instance needs resources.
+    pub(crate) gate: Option<Gate>,
     pub(crate) executor: Executor,
     pub(crate) timer: Timer,
     pub(crate) remake: Remake,
@@ -67,6 +72,7 @@ pub(crate) struct PoolParts {
 pub(crate) struct InstancePool {
     state: Mutex<State>,
     order: Option<Order>,
+    gate: Option<Gate>,
     executor: Executor,
     timer: Timer,
     remake: Remake,
@@ -94,6 +100,7 @@ impl InstancePool {
         Arc::new_cyclic(|me| Self {
             state: Mutex::new(state),
             order: parts.preserve_ordering.then(Order::default),
+            gate: parts.gate.map(|gate| gate.attached(&(me.clone() as Weak<dyn Wakeable>))),
             executor: parts.executor,
             timer: parts.timer,
             remake: parts.remake,
@@ -126,7 +133,7 @@ impl InstancePool {
         if let Some(order) = &self.order {
             pending.responder = order.enter(pending.responder);
         }
-        if state.idle.is_empty() || state.source.may_wait() {
+        if state.idle.is_empty() || self.gate.is_some() || state.source.may_wait() {
             pending.responder.watch_closed(&self.leaver);
         }
         if let Err(refused) = state.source.push(pending, now) {
@@ -148,12 +155,20 @@ impl InstancePool {
         };
         sweep(state, &mut step);
         let mut look_again: Option<Instant> = None;
+        let mut all_asked = true;
         // From the end: the instance that ran last has the warmest caches.
         let mut place = state.idle.len();
         while place > 0 && state.source.len() > 0 {
             place -= 1;
             let Some(index) = state.idle.get(place).map(|instance| instance.index) else { break };
-            match state.source.next(index, now) {
+            if self.gate.as_ref().is_some_and(|gate| !gate.enter(index)) {
+                continue;
+            }
+            let next = state.source.next(index, now);
+            if let (Some(gate), Next::WaitUntil(_) | Next::Idle) = (&self.gate, &next) {
+                gate.leave(index);
+            }
+            match next {
                 Next::Run(batch) => {
                     let instance = state.idle.remove(place);
                     step.work.push(Work { instance, batch });
@@ -161,13 +176,16 @@ impl InstancePool {
                 }
                 Next::WaitUntil(time) => {
                     look_again = Some(look_again.map_or(time, |earliest| earliest.min(time)));
-                    if !state.source.is_per_instance() {
-                        break;
-                    }
+                    all_asked = state.source.is_per_instance();
                 }
-                Next::Idle if !state.source.is_per_instance() => break,
-                Next::Idle => {}
+                Next::Idle => all_asked = state.source.is_per_instance(),
             }
+            if !all_asked {
+                break;
+            }
+        }
+        if let Some(gate) = &self.gate {
+            step.wakes = gate.settle(all_asked && state.source.len() > 0);
         }
         // Choosing may have found requests whose clients are gone.
         sweep(state, &mut step);
@@ -182,6 +200,7 @@ impl InstancePool {
     /// Does what was decided. At most `here` batches, of a quick model, run on this thread.
     fn go(self: &Arc<Self>, mut step: Step, mut here: usize) {
         loop {
+            step.wakes.wake();
             for refused in step.refused {
                 refused.answer();
             }
@@ -201,6 +220,7 @@ impl InstancePool {
     fn serve(self: &Arc<Self>, mut work: Work) {
         loop {
             let mut step = self.run(work);
+            step.wakes.wake();
             for refused in step.refused {
                 refused.answer();
             }
@@ -234,6 +254,9 @@ impl InstancePool {
         let mut state = self.state.lock();
         let again = outcome.again.into_iter().filter_map(|again| state.source.reschedule(again, now).err());
         let refused: Vec<Refused> = again.map(|refused| *refused).collect();
+        if let Some(gate) = &self.gate {
+            gate.ran(instance.index);
+        }
         state.source.finished(instance.index, now);
         state.idle.push(instance);
         let mut step = self.step(&mut state, now);

@@ -142,8 +142,8 @@ static GROUPS: &[&[Flag]] = &[
         flag("cache-directory", "PATH", "/opt/tritonserver/caches", "Where cache libraries lie.").no_effect("the response caches are built in"),
     ]),
     &group("Rate Limiter", [
-        flag("rate-limit", "off|execution_count", "off", "Limit executions by resources.").later("the rate limiter"),
-        flag("rate-limit-resource", "NAME:COUNT[:DEVICE]", "", "How much there is of a resource.").many().later("the rate limiter"),
+        flag("rate-limit", "off|execution_count", "off", "execution_count: an instance runs only while it holds the resources that its rate_limiter names. Keeps models that share something from running at once, at the price of throughput."),
+        flag("rate-limit-resource", "NAME:COUNT[:DEVICE]", "", "How much there is of a resource, on one device or on each; may be given several times. Otherwise as much as the instance that needs most of it.").many(),
     ]),
     &group("Memory and Devices", [
         flag("pinned-memory-pool-byte-size", "BYTES", "268435456", "Pinned memory for copies to GPUs.").no_effect("no GPU is used"),
@@ -151,7 +151,7 @@ static GROUPS: &[&[Flag]] = &[
         flag("cuda-virtual-address-size", "GPU:BYTES", "", "Address space for growing states.").many().no_effect("no GPU is used"),
         flag("min-supported-compute-capability", "NUMBER", "7.5", "Oldest GPU to use.").no_effect("no GPU is used"),
         flag("buffer-manager-thread-count", "COUNT", "0", "Threads that gather batches.").no_effect("tensors are copied at most once, by the thread that runs the model"),
-        flag("host-policy", "NAME,KEY=VALUE", "", "NUMA node or cores of instances.").many().later("host policies"),
+        flag("host-policy", "NAME,KEY=VALUE", "", "Cores that instances run on: NAME,cpu-cores=0-3 or NAME,numa-node=N. NAME is a host_policy of instance groups; cpu is that of all KIND_CPU groups that name none, model that of KIND_MODEL. Keeps models apart, and leaves cores unused when only one of them is busy.").many(),
         flag("model-load-gpu-limit", "GPU:FRACTION", "", "GPU memory above which loads are refused.").many().no_effect("no GPU is used"),
     ]),
     &group("Shared Memory", [
