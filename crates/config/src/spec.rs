@@ -225,6 +225,18 @@ impl ModelSpec {
     }
 }
 
+impl ModelSpec {
+    /// Instances that get requests: those of groups that are not passive, for each GPU of a GPU group.
+    pub fn instance_count(&self) -> usize {
+        let working = self.instance_groups.iter().filter(|group| !group.passive);
+        let instances = working.map(|group| {
+            let devices = if group.kind == InstanceKind::Gpu { group.gpus.len().max(1) } else { 1 };
+            group.count.saturating_mul(devices)
+        });
+        instances.fold(0, usize::saturating_add)
+    }
+}
+
 impl VersionPolicy {
     /// The policy of a configuration; without one, the highest version.
     pub fn of(config: &ModelConfig) -> Self {

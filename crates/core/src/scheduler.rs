@@ -102,8 +102,7 @@ pub(crate) fn sequence_plan(spec: &ModelSpec, model_dir: &Path) -> Result<Option
 pub(crate) fn source_of(spec: &ModelSpec, sequences: Option<SequencePlan>) -> Result<Box<dyn Source>> {
     let kinds = KindRule::new(spec);
     if let Some(plan) = sequences {
-        let instances = spec.instance_groups.iter().map(|group| group.count).sum();
-        return Ok(Box::new(SequenceSource::new(plan, kinds, instances)));
+        return Ok(Box::new(SequenceSource::new(plan, kinds, spec.instance_count())));
     }
     Ok(Box::new(match &spec.scheduling {
         Scheduling::Dynamic(batching) => {

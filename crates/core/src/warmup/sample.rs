@@ -188,8 +188,8 @@ mod tests {
 
     fn from_file(data_type: DataType, dims: &[i64], content: &[u8]) -> Result<TensorBuffer> {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("warmup")).unwrap();
-        std::fs::write(dir.path().join("warmup/f"), content).unwrap();
+        fs_err::create_dir(dir.path().join("warmup")).unwrap();
+        fs_err::write(dir.path().join("warmup/f"), content).unwrap();
         data(&input(data_type, dims, WarmupData::File("f".into())), dir.path())
     }
 

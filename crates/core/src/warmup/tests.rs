@@ -1,8 +1,9 @@
 //! What reaches the instances, and what becomes of their answers.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use trireme_config::parse_pbtxt;
 
 use super::*;
@@ -22,7 +23,7 @@ impl ModelInstance for Instance {
             assert_eq!(r.request.batch_size, 1);
             r.request.inputs.iter().map(|input| format!("{}{}", input.name, input.shape)).collect::<String>()
         });
-        self.seen.lock().unwrap().push(shapes.collect());
+        self.seen.lock().push(shapes.collect());
         (self.behaviour)(batch)
     }
 }
@@ -43,7 +44,7 @@ fn warm_up(text: &str, instances: usize, behaviour: Behaviour) -> Result<Vec<Vec
     let names: Vec<String> = (0..instances).map(|i| format!("m_{i}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     run(&spec, Path::new("/nowhere"), &mut boxes, &names, 2)?;
-    let seen = seen.lock().unwrap();
+    let seen = seen.lock();
     Ok(seen.clone())
 }
 
