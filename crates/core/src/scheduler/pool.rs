@@ -82,6 +82,8 @@ pub(crate) struct InstancePool {
     me: Weak<Self>,
     /// Woken when the client of a waiting request goes away.
     leaver: Waker,
+    /// A client has gone away since the last sweep.
+    somebody_left: AtomicBool,
 }
 
 struct State {
@@ -107,7 +109,8 @@ impl InstancePool {
             instances,
             average_ns: AtomicU64::new(nanoseconds(4 * QUICK)),
             me: me.clone(),
-            leaver: Waker::from(Arc::new(Leaver { pool: me.clone(), asked: AtomicBool::new(false) })),
+            leaver: Waker::from(Arc::new(Leaver(me.clone()))),
+            somebody_left: AtomicBool::new(false),
         })
     }
 
@@ -303,13 +306,18 @@ impl InstancePool {
             pool.go(step, 0);
         }
     }
+}
 
-    /// Ends the waiting requests whose clients have gone away.
-    fn sweep_closed(self: &Arc<Self>) {
+impl Wakeable for InstancePool {
+    fn wake(self: Arc<Self>) {
         let now = Instant::now();
-        let mut state = self.state.lock();
+        let somebody_left = self.somebody_left.swap(false, Ordering::AcqRel);
         let mut refused = Vec::new();
-        state.source.sweep(now, true, &mut refused);
+        let mut state = self.state.lock();
+        state.alarm = state.alarm.filter(|alarm| *alarm > now);
+        if somebody_left {
+            state.source.sweep(now, true, &mut refused);
+        }
         let mut step = self.step(&mut state, now);
         drop(state);
         step.refused.append(&mut refused);
@@ -317,34 +325,16 @@ impl InstancePool {
     }
 }
 
-impl Wakeable for InstancePool {
-    fn wake(self: Arc<Self>) {
-        let now = Instant::now();
-        let mut state = self.state.lock();
-        state.alarm = state.alarm.filter(|alarm| *alarm > now);
-        let step = self.step(&mut state, now);
-        drop(state);
-        self.go(step, 0);
-    }
-}
-
-/// Told by frontends that a client has gone away; sweeps once for many of them.
-struct Leaver {
-    pool: Weak<InstancePool>,
-    asked: AtomicBool,
-}
+/// Told by frontends that a client has gone away. It may be told while the pool's lock is held, so it leaves the rest
+/// to the timer, which sweeps once for many of them.
+struct Leaver(Weak<InstancePool>);
 
 impl Wake for Leaver {
     fn wake(self: Arc<Self>) {
-        if self.asked.swap(true, Ordering::AcqRel) {
-            return;
+        let Some(pool) = self.0.upgrade() else { return };
+        if !pool.somebody_left.swap(true, Ordering::AcqRel) {
+            pool.timer.wake_at(Instant::now(), self.0.clone());
         }
-        let Some(pool) = self.pool.upgrade() else { return };
-        let executor = pool.executor.clone();
-        executor.run(Box::new(move || {
-            self.asked.store(false, Ordering::Release);
-            pool.sweep_closed();
-        }));
     }
 }
 
