@@ -355,6 +355,24 @@ def test_an_ensemble_follows_the_models_of_its_steps(explicit):
     assert floats(client.infer("outer", [in_out("A", [3])]), "B") == [3]
 
 
+def test_a_request_ends_with_the_models_it_began_with(tmp_path):
+    """Its steps are unloaded, or loaded anew, while it is at the first of them."""
+    for name in ("slow", "b"):
+        more = 'parameters { key: "execute_delay_ms" value { string_value: "400" } }\n' if name == "slow" else ""
+        fixtures.echo(tmp_path, name, "FP32", more=more)
+    steps = step("slow", {"INPUT0": "A"}, {"OUTPUT0": "t"}), step("b", {"INPUT0": "t"}, {"OUTPUT0": "B"})
+    ensemble(tmp_path, "e", "A:FP32:[-1]", "B:FP32:[-1]", *steps)
+    with Server("--model-control-mode=explicit", "--load-model=e", repository=tmp_path) as server:
+        with tritonhttp.InferenceServerClient(server.http, concurrency=2) as client:
+            for change in (lambda: client.load_model("b"), lambda: client.unload_model("e", unload_dependents=True)):
+                running = client.async_infer("e", [in_out("A", [1])])
+                time.sleep(0.1)
+                change()
+                assert floats(running.get_result(), "B") == [1]
+            with pytest.raises(InferenceServerException):
+                client.infer("e", [in_out("A", [1])])
+
+
 def test_what_is_said_of_ensembles_that_cannot_be_loaded(explicit):
     _, client, folder = explicit
     x, y = "INPUT0", "OUTPUT0"

@@ -3,7 +3,7 @@
 //! An ensemble has no engine and no instances. A request becomes a [`flow::Flow`], which sends requests to the models of
 //! the steps just as a client would: they are checked, scheduled, batched and counted there. What runs when is decided in
 //! [`progress`], which knows nothing of models. *Invariants:* a tensor is handed on, never copied, and let go after its
-//! last reader; the models of the steps are looked up for each request, so a reload of one is followed; a request is
+//! last reader; the models of the steps are looked up when a request begins, so a reload of one is followed; a request is
 //! answered once, whatever its steps do; no stack grows with the length of the ensemble.
 
 mod flow;
@@ -28,7 +28,7 @@ use self::flow::Flow;
 use self::limit::{Door, Entry, Flood};
 use self::plan::Plan;
 use crate::executor::Executor;
-use crate::model::ModelVersion;
+use crate::model::{Hold, ModelVersion};
 use crate::stats::FailureReason;
 use crate::table::ModelTable;
 
@@ -181,6 +181,16 @@ impl Ensemble {
     pub(crate) fn members(&self) -> Option<Vec<Arc<ModelVersion>>> {
         let table = self.table.upgrade()?;
         self.plan.steps.iter().map(|step| table.find(&step.model, step.version).ok()).collect()
+    }
+
+    /// The models of the steps as they are now.
+    ///
+    /// # Errors
+    /// The first step whose model, or the version that it names, is not ready.
+    fn hold_models(&self) -> Result<Vec<Hold>, (usize, Error)> {
+        let Some(table) = self.table.upgrade() else { return Err((0, Error::unavailable("Server exiting"))) };
+        let steps = self.plan.steps.iter().enumerate();
+        steps.map(|(i, step)| table.hold(&step.model, step.version).map_err(|error| (i, error))).collect()
     }
 
     /// Whether the models of all steps can run.

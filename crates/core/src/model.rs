@@ -5,7 +5,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use trireme_backend::{Model, ModelTensors};
@@ -64,6 +64,9 @@ pub struct ModelVersion {
     pub(crate) statistics: Statistics,
     pub(crate) load_duration: std::time::Duration,
     in_flight: AtomicUsize,
+    /// Requests of ensembles that will come here; see [`ModelVersion::hold`].
+    held: AtomicUsize,
+    is_stopped: AtomicBool,
 }
 
 /// What a version is made of; see [`ModelVersion::new`].
@@ -104,6 +107,8 @@ impl ModelVersion {
             statistics: Statistics::new(parts.latencies),
             load_duration: parts.load_duration,
             in_flight: AtomicUsize::new(0),
+            held: AtomicUsize::new(0),
+            is_stopped: AtomicBool::new(false),
         }
     }
 
@@ -259,9 +264,20 @@ impl ModelVersion {
         self.scheduler.drain();
     }
 
-    /// Refuses new requests; those already inside are answered.
+    /// Refuses new requests; those already inside are answered, and those of ensembles that hold the version are let in.
     pub(crate) fn stop(&self) {
-        self.scheduler.stop();
+        self.is_stopped.store(true, Ordering::SeqCst);
+        if self.held.load(Ordering::SeqCst) == 0 {
+            self.scheduler.stop();
+        }
+    }
+
+    /// Keeps the version taking requests, although it may be stopped, until the hold is dropped. `None` if it has been
+    /// stopped already.
+    pub(crate) fn hold(self: &Arc<Self>) -> Option<Hold> {
+        self.held.fetch_add(1, Ordering::SeqCst);
+        let hold = Hold(Arc::clone(self));
+        (!self.is_stopped.load(Ordering::SeqCst)).then_some(hold)
     }
 
     pub(crate) fn enter(self: &Arc<Self>) -> InFlight {
@@ -284,6 +300,23 @@ impl ModelVersion {
 impl fmt::Debug for ModelVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ModelVersion({}:{})", self.name, self.version)
+    }
+}
+
+/// A promise that a version takes requests.
+pub(crate) struct Hold(Arc<ModelVersion>);
+
+impl Hold {
+    pub(crate) fn model(&self) -> &Arc<ModelVersion> {
+        &self.0
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if self.0.held.fetch_sub(1, Ordering::SeqCst) == 1 && self.0.is_stopped.load(Ordering::SeqCst) {
+            self.0.scheduler.stop();
+        }
     }
 }
 

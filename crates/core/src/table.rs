@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use trireme_types::{Error, Result};
 
 use crate::load::LoadFailure;
-use crate::model::ModelVersion;
+use crate::model::{Hold, ModelVersion};
 
 /// State of one version, as the repository extension names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +99,16 @@ impl ModelTable {
             return Err(Error::not_found(format!("Request for unknown model: '{name}' is not found")));
         };
         entry.version(name, version).cloned()
+    }
+
+    /// As [`ModelTable::find`], with the promise that the version goes on taking requests while the hold lasts.
+    pub(crate) fn hold(&self, name: &str, version: Option<i64>) -> Result<Hold> {
+        loop {
+            // A version is stopped after it has been taken out of the table, so looking again finds another.
+            if let Some(hold) = self.find(name, version)?.hold() {
+                return Ok(hold);
+            }
+        }
     }
 
     pub(crate) fn entry(&self, name: &str) -> Option<Arc<Entry>> {

@@ -21,7 +21,7 @@ use super::shape::fit;
 use super::sink::{StepSink, Working};
 use super::way_back::WayBack;
 use super::{Ensemble, cancelled};
-use crate::model::InFlight;
+use crate::model::{Hold, InFlight};
 use crate::stats::{Answered, ComputeTimes, Ended, FailureReason, Sent};
 
 /// What a step says.
@@ -46,6 +46,8 @@ pub(super) struct Flow {
     ensemble: Arc<Ensemble>,
     /// The request without its tensors: what every step's request takes over.
     template: InferRequest,
+    /// The models of the steps as they were when the request began; it ends with the versions it began with.
+    models: Vec<Hold>,
     /// Outputs that the client wants, by their index in the configuration.
     wanted: Vec<usize>,
     way: Arc<WayBack>,
@@ -91,18 +93,27 @@ impl Flow {
         });
         let values = values.collect();
         let now = Instant::now();
+        let waited = now.saturating_duration_since(arrived);
         let progress = Progress::new(Arc::clone(&ensemble.plan), &wanted);
+        let (models, missing) = match ensemble.hold_models() {
+            Ok(models) => (models, None),
+            Err(missing) => (Vec::new(), Some(missing)),
+        };
         let flow = Arc::new(Self {
             template,
+            models,
             wanted,
             way: WayBack::new(responder),
             inbox: Mutex::new(Inbox { replies: VecDeque::new(), is_worked_on: true }),
             work: Mutex::new(Work { progress, sent: 0, last_sent: now, is_ended: false }),
             in_flight,
             started: now,
-            waited: now.saturating_duration_since(arrived),
+            waited,
             ensemble,
         });
+        if let Some((step, error)) = missing {
+            return flow.fail(&mut flow.work.lock(), flow.told(step, &error));
+        }
         let _working = Working::begin();
         flow.handle(|_, work| work.progress.start(values));
         flow.empty_inbox(flow.inbox.lock());
@@ -237,13 +248,15 @@ impl Flow {
     /// Sends a step's request to its model.
     ///
     /// # Errors
-    /// The model, or the version that the step names, is not ready.
+    /// There is no such step; the plan has none that is not there.
     fn launch(self: &Arc<Self>, launch: Launch<Tensor>) -> Result<()> {
         let Launch { run, step, inputs } = launch;
         let planned = self.step(step).ok_or_else(|| Error::internal(format!("no step {step}")))?;
-        let table = self.ensemble.table.upgrade().ok_or_else(|| Error::unavailable("Server exiting"))?;
-        let model = table.find(&planned.model, planned.version)?;
-        drop(table);
+        let model = self
+            .models
+            .get(step)
+            .ok_or_else(|| Error::internal(format!("no model for step {step}")))?
+            .model();
         let batching = model.max_batch_size() > 0;
         let inputs = planned.inputs.iter().zip(inputs).filter_map(|((name, _), tensor)| {
             let Tensor { data_type, shape, data } = tensor?;
