@@ -8,6 +8,7 @@
 //! Every field is preceded by its length or is of a fixed one, so that no two requests give the same bytes.
 
 use blake3::Hasher;
+use smallvec::SmallVec;
 use trireme_types::{CorrelationId, InferRequest, ParameterValue, TensorSpec};
 
 /// Says what the bytes under a key mean. To be changed with whatever is hashed, or stored, differently.
@@ -45,13 +46,14 @@ impl Identity {
 }
 
 /// The key of a request that has been checked against the model. Its inputs and outputs are walked in the model's
-/// order, so the order in which a client lists them does not matter. The request's id, priority and timeout do not
-/// reach the answer and are left out.
+/// order, so the order in which a client lists them does not matter; `ordered` is for models that answer in the order of
+/// the request. The request's id, priority and timeout do not reach the answer and are left out.
 pub(super) fn key(
     identity: &Identity,
     inputs: &[TensorSpec],
     outputs: &[TensorSpec],
     request: &InferRequest,
+    ordered: bool,
 ) -> Key {
     let mut hasher = Hasher::new_keyed(&identity.0);
     for (place, spec) in inputs.iter().enumerate() {
@@ -67,6 +69,18 @@ pub(super) fn key(
     length(&mut hasher, usize::MAX);
     for output in outputs {
         hasher.update(&[u8::from(request.wants(&output.name))]);
+    }
+    if ordered {
+        let mut names: SmallVec<[&str; 8]> = request.outputs.iter().map(|output| &*output.name).collect();
+        if names.is_empty() {
+            // The order in which an ensemble gives its outputs when none is named.
+            names.extend(outputs.iter().map(|output| &*output.name));
+            names.sort_unstable();
+        }
+        length(&mut hasher, names.len());
+        for name in names {
+            field(&mut hasher, name.as_bytes());
+        }
     }
     length(&mut hasher, request.parameters.len());
     for (name, value) in request.parameters.iter() {

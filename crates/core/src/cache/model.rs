@@ -89,7 +89,7 @@ impl ModelCache {
     ) {
         let start = Instant::now();
         let Some((identity, load)) = self.identity(model) else { return model.schedule(request, responder) };
-        let key = key(&identity, model.inputs(), model.outputs(), &request);
+        let key = key(&identity, model.inputs(), model.outputs(), &request, model.ensemble().is_some());
         let asked = Asked { request, responder, key, load, queue: start - queued, start };
         match &cache.store {
             Store::Local(local) => asked.settle(model, local.lookup(&key).as_deref()),

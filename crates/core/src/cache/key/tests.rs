@@ -35,7 +35,7 @@ fn request(inputs: &[InferInput], outputs: &[&str]) -> InferRequest {
 
 fn key_of(request: &InferRequest) -> Key {
     let identity = Identity::new("m", 1, b"content");
-    key(&identity, &[spec("A"), spec("B")], &[spec("X"), spec("Y")], request)
+    key(&identity, &[spec("A"), spec("B")], &[spec("X"), spec("Y")], request, false)
 }
 
 #[test]
@@ -90,10 +90,23 @@ fn whatever_it_does_not_see_does_not_count() {
 }
 
 #[test]
+fn the_order_of_outputs_counts_where_the_model_follows_it() {
+    let of = |outputs: &[&str], ordered| {
+        let identity = Identity::new("m", 1, b"content");
+        let request = request(&[input("A", DataType::Int8, &[1], b"a")], outputs);
+        key(&identity, &[spec("A")], &[spec("X"), spec("Y")], &request, ordered)
+    };
+    assert_eq!(of(&["X", "Y"], false), of(&["Y", "X"], false));
+    assert_eq!(of(&["X", "Y"], true), of(&[], true), "the order without names");
+    let keys = [of(&["X", "Y"], true), of(&["Y", "X"], true), of(&["X"], true)];
+    assert_eq!(HashSet::from(keys).len(), keys.len());
+}
+
+#[test]
 fn models_versions_and_contents_are_kept_apart() {
     let request = request(&[input("A", DataType::Int8, &[1], b"a")], &[]);
     let of = |name: &str, version, content: &[u8]| {
-        key(&Identity::new(name, version, content), &[spec("A")], &[spec("X")], &request)
+        key(&Identity::new(name, version, content), &[spec("A")], &[spec("X")], &request, false)
     };
     let keys = [of("m", 1, b"c"), of("m", 2, b"c"), of("m", 1, b"d"), of("n", 1, b"c"), of("m", 1, b"")];
     assert_eq!(HashSet::from(keys).len(), keys.len());
