@@ -279,7 +279,7 @@ def test_ens_05_work_inside_is_bounded(tmp_path):
         limit=4,
     )
     requests, responses = 20, 25
-    with Server(repository=tmp_path) as server:
+    with Server("--metrics-config=histogram_latencies=true", repository=tmp_path) as server:
         results: queue.Queue = queue.Queue()
         clients = [stream(server, "expand", list(range(responses)), results, request_id=str(i)) for i in range(requests)]
         waiting, seen = 0, 0
@@ -297,6 +297,8 @@ def test_ens_05_work_inside_is_bounded(tmp_path):
                     break
         for client in clients:
             client.close()
+        first = [line for line in server.metrics_page().splitlines() if line.startswith("nv_inference_first_response_histogram_ms_count")]
+        assert [line for line in first if '"expand"' in line][0].endswith(f" {requests}"), first
     assert all(error is None for _, error in got), got[:3]
     by_request: dict[str, list] = {}
     for result, _ in got:

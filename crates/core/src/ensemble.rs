@@ -29,6 +29,7 @@ use self::limit::{Door, Entry, Flood};
 use self::plan::Plan;
 use crate::executor::Executor;
 use crate::model::{Hold, ModelVersion};
+use crate::scheduler::{Timer, Wakeable};
 use crate::stats::FailureReason;
 use crate::table::ModelTable;
 
@@ -81,6 +82,7 @@ impl Ensemble {
         members: &[Arc<ModelVersion>],
         table: &Arc<ModelTable>,
         executor: Executor,
+        timer: Timer,
     ) -> Result<Arc<Self>> {
         let skips = match spec.parameters.get(PARAMETER).map(String::as_str) {
             None | Some(RUN) => false,
@@ -113,6 +115,7 @@ impl Ensemble {
                 leaver: Waker::from(Arc::new(Leaver {
                     ensemble: me.clone(),
                     is_asked: AtomicBool::new(false),
+                    timer,
                 })),
             }),
             plan,
@@ -226,24 +229,29 @@ fn cancel(entry: Entry) {
     refuse(entry, cancelled(), FailureReason::Canceled);
 }
 
-/// Told by frontends that the client of a waiting request has gone away; sweeps once for many of them.
+/// Told by frontends that the client of a waiting request has gone away. It may be told under the lock of the door, so it
+/// leaves the rest to the timer, which sweeps once for many of them.
 struct Leaver {
     ensemble: Weak<Ensemble>,
     is_asked: AtomicBool,
+    timer: Timer,
 }
 
 impl Wake for Leaver {
     fn wake(self: Arc<Self>) {
-        if self.is_asked.swap(true, Ordering::AcqRel) {
-            return;
+        if !self.is_asked.swap(true, Ordering::AcqRel) {
+            let me: Weak<Self> = Arc::downgrade(&self);
+            self.timer.wake_at(Instant::now(), me);
         }
+    }
+}
+
+impl Wakeable for Leaver {
+    fn wake(self: Arc<Self>) {
+        self.is_asked.store(false, Ordering::Release);
         let Some(ensemble) = self.ensemble.upgrade() else { return };
-        let executor = ensemble.executor.clone();
-        executor.run(Box::new(move || {
-            self.is_asked.store(false, Ordering::Release);
-            if let Some(limit) = &ensemble.limit {
-                limit.door.take_closed().into_iter().for_each(cancel);
-            }
-        }));
+        if let Some(limit) = &ensemble.limit {
+            limit.door.take_closed().into_iter().for_each(cancel);
+        }
     }
 }

@@ -4,17 +4,19 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use trireme_backend::{
     Backend, Batch, InstanceContext, Model, ModelContext, ModelInstance, ModelTensors, OpenModel,
 };
 use trireme_core::{ModelControlMode, Server, ServerOptions};
 use trireme_types::{
-    DataType, Error, InferInput, InferRequest, InferResponse, ModelReport, OutputTensor, RequestedOutput,
-    Responder, ResponseSink, Result, Shape,
+    Code, DataType, Error, InferInput, InferRequest, InferResponse, ModelReport, OutputTensor,
+    RequestedOutput, Responder, ResponseSink, Result, Shape,
 };
 
 /// A request's number, reply, and whether it was the last.
@@ -310,6 +312,76 @@ fn the_first_step_that_fails_is_named_and_ends_the_request() {
          (step 1, model 'three')"
     );
     one(ask(&server, "e", request(&[("A", &[1, 2, 3])]))).expect("an answer");
+}
+
+/// A client that can be made to leave, and says so.
+#[derive(Clone, Default)]
+struct Leaving {
+    has_left: Arc<AtomicBool>,
+    watcher: Arc<Mutex<Option<Waker>>>,
+    replies: Arc<Mutex<Vec<Result<InferResponse>>>>,
+}
+
+impl Leaving {
+    fn leave(&self) {
+        self.has_left.store(true, Ordering::SeqCst);
+        if let Some(waker) = self.watcher.lock().take() {
+            waker.wake();
+        }
+    }
+
+    fn answer_within(&self, time: Duration) -> Option<Result<InferResponse>> {
+        let deadline = Instant::now() + time;
+        while Instant::now() < deadline {
+            if let Some(reply) = self.replies.lock().pop() {
+                return Some(reply);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        None
+    }
+}
+
+impl ResponseSink for Leaving {
+    fn send(&mut self, reply: Option<Result<InferResponse>>, _: bool) {
+        self.replies.lock().extend(reply);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.has_left.load(Ordering::SeqCst)
+    }
+
+    fn watch_closed(&mut self, waker: &Waker) {
+        *self.watcher.lock() = Some(waker.clone());
+    }
+}
+
+#[test]
+fn clients_that_leave_take_their_requests_along_wherever_they_wait() {
+    let root = tempfile::tempdir().expect("a directory");
+    let slow = "backend: 'identity' input { name: 'INPUT0' data_type: TYPE_UINT8 dims: -1 } \
+                output { name: 'OUTPUT0' data_type: TYPE_UINT8 dims: -1 } instance_group { kind: KIND_CPU count: 1 } \
+                parameters { key: 'execute_delay_ms' value { string_value: '1000' } }";
+    write_model(root.path(), "slow", slow);
+    let steps: &[(&str, &[&str], &[&str])] = &[("slow", &["A"], &["B"])];
+    ensemble(root.path(), "e", &["A"], &["B"], steps, "max_inflight_requests: 2");
+    let server = start(root.path());
+    let model = server.model("e", None).expect("ready");
+    let clients: Vec<Leaving> = (0..3).map(|_| Leaving::default()).collect();
+    // The first runs, the second waits at the step, the third before the ensemble.
+    for client in &clients {
+        server.infer(&model, request(&[("A", &[1])]), Responder::new(Box::new(client.clone())));
+    }
+    for client in clients.iter().skip(1).rev() {
+        client.leave();
+        let answer = client.answer_within(Duration::from_millis(700)).expect("it is not kept waiting");
+        assert_eq!(answer.expect_err("nobody is there").code(), Code::Cancelled);
+    }
+    assert!(clients[0].answer_within(Duration::from_secs(20)).expect("an answer").is_ok());
+    let count = server.statistics("slow", None).expect("ready")[0].inference_count;
+    assert_eq!(count, 1, "only the first ran");
+    let page = server.metrics_text();
+    assert!(page.contains("request_failure{model=\"e\",version=\"1\",reason=\"CANCELED\"} 2"), "{page}");
 }
 
 #[test]

@@ -94,8 +94,15 @@ impl Loader {
         };
         let (shared, config_json) = (Arc::new(config.clone()), Bytes::from(trireme_config::to_json(config)));
         let version = |version: &i64| {
-            let scheduler =
-                Ensemble::new(&spec, ensemble, flow.clone(), &members, &self.table, self.executor.clone());
+            let scheduler = Ensemble::new(
+                &spec,
+                ensemble,
+                flow.clone(),
+                &members,
+                &self.table,
+                self.executor.clone(),
+                self.timer.clone(),
+            );
             Ok(Arc::new(ModelVersion::new(ModelParts {
                 name: Arc::from(name),
                 version: *version,
