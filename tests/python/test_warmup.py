@@ -188,3 +188,26 @@ def test_bat_16_a_model_without_batches_gets_no_axis_and_batch_size_0_is_skipped
     fixtures.configure(tmp_path / "m", config + sample(batch_size=0))
     code, output = check(tmp_path)
     assert code == 0 and "warmup sample 'w' of model 'm' is skipped: its batch_size is 0" in output, output
+
+
+def test_sequence_models_take_their_controls_from_the_sample(tmp_path):
+    folder = tmp_path / "sums"
+    (folder / "1").mkdir(parents=True)
+    (folder / "warmup").mkdir()
+    (folder / "warmup" / "one").write_bytes(struct.pack("<i", 1))
+    on = 'data_type: TYPE_INT32 dims: [ 1 ] input_data_file: "one"'
+    config = (
+        'backend: "sequence"\nmax_batch_size: 4\n' + ONE + delayed(200) + "sequence_batching { oldest { }\n"
+        'control_input [ { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] } ] }\n'
+        'input [ { name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
+        'output [ { name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
+    )
+    fixtures.configure(folder, config + sample(("INPUT", on), ("START", on), batch_size=2, count=2))
+    with Server(repository=tmp_path) as server:
+        assert server.ready_after >= 0.4, "two executions of 200 ms"
+        parameters = {"sequence_id": 7, "sequence_start": True}
+        body = {"parameters": parameters, "inputs": [tensor("INPUT", "INT32", [1, 1], [5])]}
+        status, answer = infer(server, "sums", body)
+        assert status == 200 and values(answer) == [5], answer
+    fixtures.configure(folder, config + sample(("INPUT", on), ("STAR", on)))
+    assert "its inputs are 'INPUT', 'START'" in failure(tmp_path)

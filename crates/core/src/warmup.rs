@@ -109,9 +109,13 @@ fn execute(instance: &mut dyn ModelInstance, rows: usize, request: &InferRequest
         }
     }
     for request in batch.requests {
+        // No scheduler runs a sample again: one round of an iterative sequence is enough.
+        let is_over = request.is_rescheduled();
         let (_, responder, answer) = request.into_parts();
-        if let Some(responder) = responder {
-            responder.finish(answer);
+        match responder {
+            Some(responder) if is_over => responder.close(),
+            Some(responder) => responder.finish(answer),
+            None => {}
         }
     }
     let first = errors.recv().ok();

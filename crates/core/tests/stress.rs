@@ -6,7 +6,7 @@
 #![expect(clippy::expect_used, reason = "a test that cannot set itself up must end")]
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::task::Waker;
 use std::thread;
@@ -16,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use trireme_backend::{
     Backend, Batch, InstanceContext, Model, ModelContext, ModelInstance, ModelTensors, OpenModel,
 };
-use trireme_core::{Server, ServerOptions};
+use trireme_core::{RateLimitResource, Server, ServerOptions};
 use trireme_types::{
     Code, CorrelationId, DataType, Error, InferInput, InferRequest, InferResponse, ModelReport, OutputTensor,
     Responder, ResponseSink, Result, Sequence, Shape,
@@ -26,10 +26,41 @@ use trireme_types::{
 const WINDOW: usize = 200;
 const PRODUCERS: usize = 4;
 
+/// What there is of the resource of the rate limiter.
+const RESOURCE: u32 = 3;
+
 /// Echoes its input after as many microseconds as the second value says; a first value that ends in 0007 fails the
 /// batch, one that ends in 00013 panics.
-#[derive(Debug)]
-struct Flaky;
+#[derive(Clone, Debug, Default)]
+struct Flaky {
+    use_of_resource: Arc<Use>,
+    /// What the instance takes of it.
+    needs: u32,
+}
+
+/// How much of the resource is in use, and how much was at most.
+#[derive(Debug, Default)]
+struct Use {
+    now: AtomicU32,
+    most: AtomicU32,
+}
+
+/// An execution; a panic ends it as well.
+struct Execution<'a>(&'a Flaky);
+
+impl<'a> Execution<'a> {
+    fn begin(instance: &'a Flaky) -> Self {
+        let now = instance.use_of_resource.now.fetch_add(instance.needs, Ordering::SeqCst) + instance.needs;
+        instance.use_of_resource.most.fetch_max(now, Ordering::SeqCst);
+        Self(instance)
+    }
+}
+
+impl Drop for Execution<'_> {
+    fn drop(&mut self) {
+        self.0.use_of_resource.now.fetch_sub(self.0.needs, Ordering::SeqCst);
+    }
+}
 
 impl Backend for Flaky {
     fn name(&self) -> &str {
@@ -41,7 +72,7 @@ impl Backend for Flaky {
     }
 
     fn open(&self, _context: &ModelContext) -> Result<Box<dyn OpenModel>> {
-        Ok(Box::new(Self))
+        Ok(Box::new(self.clone()))
     }
 }
 
@@ -51,19 +82,22 @@ impl OpenModel for Flaky {
     }
 
     fn load(self: Box<Self>, _tensors: ModelTensors) -> Result<Arc<dyn Model>> {
-        Ok(Arc::new(Self))
+        Ok(Arc::new(*self))
     }
 }
 
 impl Model for Flaky {
-    fn instance(&self, _context: &InstanceContext) -> Result<Box<dyn ModelInstance>> {
-        Ok(Box::new(Self))
+    fn instance(&self, context: &InstanceContext) -> Result<Box<dyn ModelInstance>> {
+        // The group is called `needs2_0`, or anything else.
+        let needs = context.name.strip_prefix("needs").and_then(|rest| rest.split('_').next()?.parse().ok());
+        Ok(Box::new(Self { needs: needs.unwrap_or(0), ..self.clone() }))
     }
 }
 
 impl ModelInstance for Flaky {
     fn execute(&mut self, batch: &mut Batch) -> Result<()> {
         assert!(batch.rows() <= 8, "a batch over its limit");
+        let _execution = Execution::begin(self);
         for request in &mut batch.requests {
             let input = &request.request.inputs[0];
             let [number, pause] = values(input.data.as_slice());
@@ -145,8 +179,17 @@ const ENSEMBLE: &str = "platform: \"ensemble\" max_batch_size: 8
         input_map { key: \"INPUT0\" value: \"first\" } output_map { key: \"OUTPUT0\" value: \"OUTPUT0\" } }
     }";
 
-fn write_models(repository: &Path) {
-    for (name, scheduler) in models() {
+/// With `limited`, the instances of each model need one, two or three of the resource.
+fn write_models(repository: &Path, limited: bool) {
+    for (number, (name, mut scheduler)) in models().into_iter().enumerate() {
+        if limited {
+            let (needs, priority) = (number % RESOURCE as usize + 1, number % 2 + 1);
+            let limiter = format!(
+                "name: \"needs{needs}\" rate_limiter {{ resources {{ name: \"R\" global: true count: {needs} }}
+                 priority: {priority} }} kind: KIND_CPU"
+            );
+            scheduler = scheduler.replace("kind: KIND_CPU", &limiter);
+        }
         fs_err::create_dir_all(repository.join(name).join("1")).expect("can create");
         let config = format!(
             "backend: \"flaky\" max_batch_size: 8
@@ -334,15 +377,38 @@ fn produce(
 
 #[test]
 fn every_request_is_answered_exactly_once() {
-    let total: usize = std::env::var("TRIREME_STRESS_REQUESTS")
+    let (summary, _) = stress(requests(), false);
+    println!("{summary}");
+}
+
+#[test]
+fn every_request_is_answered_exactly_once_under_the_rate_limiter() {
+    let (summary, most) = stress(requests() / 4, true);
+    println!("{summary}");
+    assert!((1..=RESOURCE).contains(&most), "{most} of {RESOURCE} were in use");
+}
+
+fn requests() -> usize {
+    std::env::var("TRIREME_STRESS_REQUESTS")
         .ok()
-        .map_or(100_000, |text| text.parse().expect("TRIREME_STRESS_REQUESTS is a number"));
+        .map_or(100_000, |text| text.parse().expect("TRIREME_STRESS_REQUESTS is a number"))
+}
+
+/// Returns what became of the requests, and how much of the rate limiter's resource was in use at most.
+fn stress(total: usize, limited: bool) -> (String, u32) {
     // The panics of the engine are part of the test; their traces are not.
     std::panic::set_hook(Box::new(|_| ()));
     let root = tempfile::tempdir().expect("a directory");
-    write_models(root.path());
-    let options = ServerOptions { repositories: vec![root.path().to_owned()], ..ServerOptions::default() };
-    let server = Server::start(options, vec![Arc::new(Flaky)]).expect("the repository exists");
+    write_models(root.path(), limited);
+    let resource = RateLimitResource { name: "R".into(), count: RESOURCE, device: None };
+    let options = ServerOptions {
+        repositories: vec![root.path().to_owned()],
+        rate_limit: limited.then(|| vec![resource]),
+        ..ServerOptions::default()
+    };
+    let engine = Flaky::default();
+    let in_use = Arc::clone(&engine.use_of_resource);
+    let server = Server::start(options, vec![Arc::new(engine)]).expect("the repository exists");
     assert!(server.is_ready(), "{:?}", server.load_report());
 
     let ledger = Arc::new(Ledger::default());
@@ -372,7 +438,7 @@ fn every_request_is_answered_exactly_once() {
         "{failed} {cancelled} {refused}: every way to end was seen"
     );
     assert_eq!(server.wait_idle(Duration::from_secs(10)), 0);
-    println!(
+    let summary = format!(
         "{sent} requests: {succeeded} answered, {failed} failed, {cancelled} cancelled, {refused} refused"
     );
 
@@ -386,4 +452,5 @@ fn every_request_is_answered_exactly_once() {
     assert!(
         page.lines().filter(|line| line.starts_with("nv_inference_pending")).all(|line| line.ends_with(" 0"))
     );
+    (summary, in_use.most.load(Ordering::SeqCst))
 }

@@ -360,6 +360,15 @@ fn cfg_19_gpu_groups_without_gpus() {
 
 #[test]
 fn instance_groups() {
+    let limited = |names: &str| with(&format!("instance_group {{ rate_limiter {{ {names} }} }}"));
+    passes(&limited("resources { name: 'R' count: 1 } resources { name: 'S' global: true }"));
+    let at = "instance_group[0].rate_limiter.resources[1].name";
+    let twice = "instance group m_0 of model m names the rate_limiter resource 'R' twice";
+    fails(&limited("resources { name: 'R' } resources { name: 'R' global: true }"), at, twice);
+    let nameless = "instance group m_0 of model m has a rate_limiter resource without a name";
+    fails(&limited("resources { name: 'R' } resources { }"), at, nameless);
+    let idle = "every instance group of model m is passive, so no request could ever run";
+    fails(&with("instance_group { passive: true }"), "instance_group[0].passive", idle);
     fails(
         &with("instance_group { kind: KIND_CPU gpus: 0 }"),
         "instance_group[0].gpus",

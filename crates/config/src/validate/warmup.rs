@@ -159,3 +159,6 @@ fn stays_inside(path: &str) -> bool {
 fn quoted(names: &[&str]) -> String {
     names.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ")
 }
+
+#[cfg(test)]
+mod tests;

@@ -196,3 +196,55 @@ fn working_instances(config: &ModelConfig) -> usize {
     });
     instances.fold(0, usize::saturating_add)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{normalize, parse_pbtxt, validate};
+
+    /// Messages of the warnings about a valid configuration.
+    fn warnings(text: &str, facts: &MachineFacts) -> Vec<String> {
+        let mut config =
+            parse_pbtxt(format!("name: 'm' backend: 'b' {text}").as_bytes(), "c").unwrap().config;
+        normalize(&mut config, facts);
+        validate(&config, facts)
+            .unwrap_or_else(|e| panic!("{text}\n{e}"))
+            .into_iter()
+            .map(|n| n.message)
+            .collect()
+    }
+
+    #[test]
+    fn settings_that_work_are_not_warned_of() {
+        let two = "instance_group { kind: KIND_CPU count: 2 }";
+        for text in [
+            "",
+            "max_batch_size: 8 dynamic_batching { }",
+            "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 9 }",
+            "max_batch_size: 8 dynamic_batching { preferred_batch_size: 8 }",
+            &format!("max_batch_size: 8 dynamic_batching {{ preserve_ordering: true }} {two}"),
+            "max_batch_size: 8 dynamic_batching { priority_levels: 2 default_priority_level: 1
+                priority_queue_policy { key: 2 value { max_queue_size: 1 } } }",
+            "max_batch_size: 8 dynamic_batching {
+                default_queue_policy { timeout_action: DELAY allow_timeout_override: true } }",
+        ] {
+            assert!(warnings(text, &MachineFacts::default()).is_empty(), "{text}");
+        }
+    }
+
+    #[test]
+    fn instances_beyond_the_cores() {
+        let facts = |cores, default| MachineFacts {
+            engine_cores: cores,
+            default_cpu_instances: default,
+            ..MachineFacts::default()
+        };
+        let four = "instance_group { kind: KIND_CPU count: 3 } instance_group { kind: KIND_CPU count: 1 }
+            instance_group { kind: KIND_CPU count: 9 passive: true } instance_group { kind: KIND_MODEL count: 9 }";
+        assert!(warnings(four, &facts(Some(3), 2))[0].contains("has 4 instances for 3 core(s)"));
+        assert!(warnings(four, &facts(Some(4), 2)).is_empty());
+        assert!(warnings(four, &facts(None, 2)).is_empty(), "the engine only waits");
+        // What is filled in is nobody's mistake.
+        assert!(warnings("", &facts(Some(1), 2)).is_empty());
+    }
+}

@@ -76,6 +76,16 @@ fn tensors_of_the_sequence_batcher_are_inputs_like_the_others() {
 }
 
 #[test]
+fn one_round_of_an_iterative_sequence_is_enough() {
+    let text = format!("{INPUT} model_warmup {{ name: 'w' batch_size: 1 {SAMPLE} }}");
+    let again = |batch: &mut Batch| {
+        batch.requests[0].reschedule();
+        Ok(())
+    };
+    assert_eq!(warm_up(&text, 1, again).unwrap().len(), 1);
+}
+
+#[test]
 fn a_failure_names_the_sample_the_instance_and_the_reason() {
     let text = format!("{INPUT} max_batch_size: 8 model_warmup {{ name: 'w' batch_size: 2 {SAMPLE} }}");
     let silent = "the backend ended the execution without an answer to this request";
