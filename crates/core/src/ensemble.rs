@@ -54,6 +54,8 @@ pub(crate) struct Ensemble {
     executor: Executor,
     limit: Option<Limit>,
     is_stopped: AtomicBool,
+    /// By step: whether its thread may be kept waiting.
+    may_wait: Vec<bool>,
     /// Models of the steps, those within ensembles too.
     models: BTreeSet<Arc<str>>,
     me: Weak<Self>,
@@ -98,6 +100,7 @@ impl Ensemble {
         let mut all_outputs: Vec<usize> = (0..spec.outputs.len()).collect();
         all_outputs.sort_by_key(|output| spec.outputs.get(*output).map(|spec| Arc::clone(&spec.name)));
         let models: Vec<BTreeSet<Arc<str>>> = members.iter().map(|model| model.models_inside()).collect();
+        let may_wait: Vec<bool> = (0..plan.steps.len()).map(|step| may_wait(&plan, &models, step)).collect();
         let count = usize::try_from(ensemble.max_inflight_requests).unwrap_or(usize::MAX);
         Ok(Arc::new_cyclic(|me: &Weak<Self>| Self {
             inputs: spec.inputs.clone(),
@@ -109,9 +112,7 @@ impl Ensemble {
             limit: (count > 0).then(|| Limit {
                 count,
                 door: Door::new(count),
-                floods: (0..plan.steps.len())
-                    .map(|step| may_wait(&plan, &models, step).then(Flood::default))
-                    .collect(),
+                floods: floods(&may_wait),
                 leaver: Waker::from(Arc::new(Leaver {
                     ensemble: me.clone(),
                     is_asked: AtomicBool::new(false),
@@ -121,6 +122,7 @@ impl Ensemble {
             plan,
             facts,
             is_stopped: AtomicBool::new(false),
+            may_wait,
             models: models.iter().flatten().cloned().collect(),
             me: me.clone(),
         }))
@@ -209,10 +211,21 @@ impl Ensemble {
     }
 }
 
-/// Whether a decoupled step may be kept waiting for what runs behind it: not if that needs the same instances.
+/// What counts the responses of each step that may be kept waiting.
+fn floods(may_wait: &[bool]) -> Vec<Option<Flood>> {
+    may_wait.iter().map(|may_wait| may_wait.then(Flood::default)).collect()
+}
+
+/// Whether a step may be kept waiting for what runs behind it: only a decoupled one, and not if that needs the same instances.
 fn may_wait(plan: &Plan, models: &[BTreeSet<Arc<str>>], step: usize) -> bool {
     let Some(mine) = models.get(step) else { return false };
-    plan.behind(step).into_iter().filter_map(|other| models.get(other)).all(|other| other.is_disjoint(mine))
+    let is_decoupled = plan.steps.get(step).is_some_and(|step| step.is_decoupled);
+    is_decoupled
+        && plan
+            .behind(step)
+            .into_iter()
+            .filter_map(|other| models.get(other))
+            .all(|other| other.is_disjoint(mine))
 }
 
 fn refuse(entry: Entry, error: Error, reason: FailureReason) {

@@ -384,6 +384,46 @@ fn clients_that_leave_take_their_requests_along_wherever_they_wait() {
     assert!(page.contains("request_failure{model=\"e\",version=\"1\",reason=\"CANCELED\"} 2"), "{page}");
 }
 
+/// A client that reads nothing until it is let go.
+struct Asleep(Arc<Mutex<()>>, mpsc::Sender<bool>);
+
+impl ResponseSink for Asleep {
+    fn send(&mut self, _: Option<Result<InferResponse>>, last: bool) {
+        drop(self.0.lock());
+        self.1.send(last).expect("the test waits for the end");
+    }
+
+    fn is_closed(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_client_that_reads_slowly_slows_the_model_down() {
+    let root = tempfile::tempdir().expect("a directory");
+    moody(root.path(), "m", 1, "");
+    moody(root.path(), "many", 1, "model_transaction_policy { decoupled: true }");
+    let steps: &[(&str, &[&str], &[&str])] = &[("many", &["A"], &["s"]), ("m", &["s"], &["B"])];
+    ensemble(root.path(), "e", &["A"], &["B"], steps, "");
+    let server = start(root.path());
+    let bed = Arc::new(Mutex::new(()));
+    let (sender, receiver) = mpsc::channel();
+    let asleep = bed.lock();
+    let model = server.model("e", None).expect("ready");
+    let client = Asleep(Arc::clone(&bed), sender);
+    let asking = Arc::clone(&server);
+    // A thread of its own: it may be the one that has to wait for the client.
+    std::thread::spawn(move || {
+        asking.infer(&model, request(&[("A", &[250])]), Responder::new(Box::new(client)));
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    let sent = server.statistics("many", None).expect("ready")[0].response_stats.len();
+    assert!((1..=70).contains(&sent), "{sent} responses were made for a client that reads none");
+    drop(asleep);
+    let answers: Vec<bool> = receiver.iter().take(251).collect();
+    assert_eq!(answers.iter().filter(|last| **last).count(), 1);
+}
+
 #[test]
 fn a_limit_does_not_make_a_model_wait_for_itself() {
     let root = tempfile::tempdir().expect("a directory");

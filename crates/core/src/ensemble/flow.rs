@@ -20,9 +20,13 @@ use super::progress::{Effects, Launch, Progress, RunId};
 use super::shape::fit;
 use super::sink::{StepSink, Working};
 use super::way_back::WayBack;
-use super::{Ensemble, cancelled};
+use super::{Ensemble, cancelled, floods};
 use crate::model::{Hold, InFlight};
 use crate::stats::{Answered, ComputeTimes, Ended, FailureReason, Sent};
+
+/// Responses of one decoupled step of one request that may be in work where `max_inflight_requests` is not given: a client
+/// that reads slowly slows the model down, and does not fill the memory.
+const UNLIMITED: usize = 64;
 
 /// What a step says.
 pub(super) struct Reply {
@@ -51,6 +55,8 @@ pub(super) struct Flow {
     /// Outputs that the client wants, by their index in the configuration.
     wanted: Vec<usize>,
     way: Arc<WayBack>,
+    /// By step, of this request alone; used by ensembles without a limit of their own.
+    floods: Vec<Option<Flood>>,
     inbox: Mutex<Inbox>,
     /// Touched only by the thread that empties the inbox.
     work: Mutex<Work>,
@@ -104,6 +110,7 @@ impl Flow {
             models,
             wanted,
             way: WayBack::new(responder),
+            floods: if ensemble.limit.is_none() { floods(&ensemble.may_wait) } else { Vec::new() },
             inbox: Mutex::new(Inbox { replies: VecDeque::new(), is_worked_on: true }),
             work: Mutex::new(Work { progress, sent: 0, last_sent: now, is_ended: false }),
             in_flight,
@@ -123,12 +130,13 @@ impl Flow {
         &self.way
     }
 
-    /// What counts the responses of a decoupled step that are in work, if they are limited.
+    /// What counts the responses of a decoupled step that are in work, and how many there may be.
     fn flood(&self, step: usize) -> Option<(&Flood, usize)> {
-        let limit = self.ensemble.limit.as_ref()?;
-        let is_decoupled = self.step(step).is_some_and(|step| step.is_decoupled);
-        let flood = limit.floods.get(step)?.as_ref()?;
-        is_decoupled.then_some((flood, limit.count))
+        let (floods, count) = match &self.ensemble.limit {
+            Some(limit) => (&limit.floods, limit.count),
+            None => (&self.floods, UNLIMITED),
+        };
+        Some((floods.get(step)?.as_ref()?, count))
     }
 
     /// A response of a decoupled step is about to be delivered.
@@ -150,8 +158,7 @@ impl Flow {
         let Some((flood, limit)) = self.flood(step) else { return };
         if !flood.wait_below(limit, || self.way.is_closed()) {
             tracing::error!(
-                "ensemble '{}': step {step} has {limit} responses in work and none got done for a minute; it goes on \
-                 beyond max_inflight_requests",
+                "ensemble '{}': step {step} has {limit} responses in work and none got done for a minute; it goes on",
                 self.name()
             );
         }

@@ -74,7 +74,7 @@ impl Door {
     }
 }
 
-/// Responses of one decoupled step that are being worked on, over all requests.
+/// Responses of one decoupled step that are being worked on.
 #[derive(Default)]
 pub(super) struct Flood {
     state: Mutex<FloodState>,
