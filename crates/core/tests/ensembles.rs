@@ -15,8 +15,8 @@ use trireme_backend::{
 };
 use trireme_core::{ModelControlMode, Server, ServerOptions};
 use trireme_types::{
-    Code, DataType, Error, InferInput, InferRequest, InferResponse, ModelReport, OutputTensor,
-    RequestedOutput, Responder, ResponseSink, Result, Shape,
+    Code, CorrelationId, DataType, Error, InferInput, InferRequest, InferResponse, ModelReport, OutputTensor,
+    ParameterValue, RequestedOutput, Responder, ResponseSink, Result, Sequence, Shape,
 };
 
 /// A request's number, reply, and whether it was the last.
@@ -50,6 +50,8 @@ struct Moody {
     moods: bool,
     decoupled: bool,
     turns: Arc<AtomicUsize>,
+    /// Requests as they came, without their tensors; kept by models of the parameter `remembers`.
+    seen: Option<Arc<Mutex<Vec<InferRequest>>>>,
 }
 
 impl Backend for Moody {
@@ -62,8 +64,9 @@ impl Backend for Moody {
     }
 
     fn open(&self, context: &ModelContext) -> Result<Box<dyn OpenModel>> {
-        let moods = context.parameters.iter().any(|(name, _)| name == "moods");
-        Ok(Box::new(Self { moods, decoupled: context.decoupled, turns: Arc::default() }))
+        let has = |wanted: &str| context.parameters.iter().any(|(name, _)| name == wanted);
+        let seen = self.seen.clone().filter(|_| has("remembers"));
+        Ok(Box::new(Self { moods: has("moods"), decoupled: context.decoupled, turns: Arc::default(), seen }))
     }
 }
 
@@ -97,6 +100,9 @@ impl ModelInstance for Moody {
     fn execute(&mut self, batch: &mut Batch) -> Result<()> {
         for request in &mut batch.requests {
             let answer = echo(&request.request);
+            if let Some(seen) = &self.seen {
+                seen.lock().push(InferRequest { inputs: Default::default(), ..request.request.clone() });
+            }
             let turn = self.turns.fetch_add(1, Ordering::SeqCst);
             let mood = if self.moods { turn % 29 } else { usize::MAX };
             if self.decoupled {
@@ -179,6 +185,10 @@ fn ensemble(
 }
 
 fn start(repository: &Path) -> Arc<Server> {
+    start_with(repository, Moody::default())
+}
+
+fn start_with(repository: &Path, moody: Moody) -> Arc<Server> {
     let options = ServerOptions {
         repositories: vec![repository.to_owned()],
         control_mode: ModelControlMode::Explicit,
@@ -186,7 +196,7 @@ fn start(repository: &Path) -> Arc<Server> {
         ..ServerOptions::default()
     };
     let mut backends = trireme_backend_testing::backends();
-    backends.push(Arc::new(Moody::default()));
+    backends.push(Arc::new(moody));
     let server = Server::start(options, backends).expect("the repository exists");
     let failed: Vec<String> =
         server.load_report().into_iter().filter(|row| row.failed).map(|row| format!("{row:?}")).collect();
@@ -247,6 +257,32 @@ fn tensors_are_handed_on_and_never_copied() {
         for output in &answer.outputs {
             assert_eq!(output.data.as_slice().as_ptr(), sent, "{model}: {} is another buffer", output.name);
         }
+    }
+}
+
+#[test]
+fn what_a_request_says_of_itself_goes_along_to_every_step() {
+    let root = tempfile::tempdir().expect("a directory");
+    moody(root.path(), "m", 1, "parameters { key: 'remembers' value { string_value: 'on' } }");
+    ensemble(root.path(), "inner", &["INPUT0"], &["OUTPUT0"], &[("m", &["INPUT0"], &["OUTPUT0"])], "");
+    ensemble(root.path(), "e", &["A"], &["B"], &[("m", &["A"], &["s"]), ("inner", &["s"], &["B"])], "");
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let server = start_with(root.path(), Moody { seen: Some(Arc::clone(&seen)), ..Moody::default() });
+    let mut asked = request(&[("A", &[1])]);
+    asked.sequence = Sequence { id: CorrelationId::Number(u64::MAX), start: true, end: false };
+    (asked.priority, asked.timeout_us) = (2, 5_000_000);
+    asked.parameters.insert("mine", ParameterValue::String("too".into()));
+    let answer = one(ask(&server, "e", asked.clone())).expect("an answer");
+    assert_eq!(answer.parameters.get("sequence_id"), Some(&ParameterValue::Uint(u64::MAX)));
+    assert_eq!(answer.parameters.get("sequence_start"), Some(&ParameterValue::Bool(true)));
+    let seen = seen.lock();
+    assert_eq!(seen.len(), 2);
+    for request in seen.iter() {
+        assert_eq!((&request.id, &request.sequence), (&asked.id, &asked.sequence));
+        assert_eq!((request.priority, request.timeout_us), (2, 5_000_000));
+        assert_eq!(request.parameters, asked.parameters);
+        assert_eq!(request.outputs.len(), 1, "only what the ensemble reads is asked for");
+        assert!(request.received > asked.received, "a step counts its own time");
     }
 }
 
