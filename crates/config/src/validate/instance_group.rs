@@ -9,7 +9,7 @@ use trireme_proto::inference::model_instance_group::Kind;
 use super::{Checker, TENSORRT_PLATFORM};
 use crate::normalize::MachineFacts;
 
-/// Instances of all groups of a model together; each is an OS thread.
+/// Instances of all groups of a model together; each holds memory of its engine.
 const MAX_INSTANCES: i64 = 1024;
 
 pub(super) fn check(checker: &mut Checker<'_>, facts: &MachineFacts) {
@@ -31,7 +31,7 @@ pub(super) fn check(checker: &mut Checker<'_>, facts: &MachineFacts) {
     if total > MAX_INSTANCES {
         let reason =
             format!("model {} asks for {total} instances; at most {MAX_INSTANCES} are possible", config.name);
-        checker.fail_with_hint("instance_group", reason, "lower `count`; each instance is a thread");
+        checker.fail_with_hint("instance_group", reason, "lower `count`; each instance takes memory");
     }
     if !config.instance_group.is_empty() && config.instance_group.iter().all(|group| group.passive) {
         let reason =

@@ -225,6 +225,34 @@ fn no_instance_waits_for_ever() {
     assert!(counts.iter().all(|count| *count >= 20), "{counts:?}");
 }
 
+#[test]
+fn nobody_is_passed_over_for_long_by_one_who_comes_from_elsewhere() {
+    let limiter = RateLimiter::new(Vec::new());
+    let (old, _old) = pool(&limiter, &[limits(1, &[("R", true, 1)])]);
+    for _ in 0..5000 {
+        assert!(old.enter(0));
+        old.ran(0);
+        old.settle(false).wake();
+    }
+    // Its second resource is new, so it enters 5000 turns before the other.
+    let (new, _new) = pool(&limiter, &[limits(1, &[("R", true, 1), ("S", true, 1)])]);
+    let (mut turns, mut now) = ([0, 0], 1);
+    assert!(new.enter(0) && !old.enter(0));
+    for _ in 0..100 {
+        turns[now] += 1;
+        let gates = [&old, &new];
+        gates[now].ran(0);
+        let again = gates[now].enter(0);
+        gates[now].settle(true).wake();
+        if !again {
+            now = 1 - now;
+            assert!(gates[now].enter(0), "one of the two has the turn");
+        }
+    }
+    // It is first when it was passed over five times: (priority + 1) * 2 instances, and once more.
+    assert!(turns[0] >= 100 / 8, "{turns:?}");
+}
+
 /// Threads in place of pools: never over the resources, everybody ends.
 #[test]
 fn threads_never_take_more_than_there_is() {
