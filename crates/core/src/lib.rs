@@ -22,6 +22,7 @@ mod rate_limiter;
 mod repository;
 mod scheduler;
 mod server;
+mod shm;
 mod stats;
 mod table;
 mod threads;
@@ -37,6 +38,7 @@ pub use model::{Labels, ModelVersion, parse_version};
 pub use options::{BackendSetting, ModelControlMode, ServerOptions, SingleModel};
 pub use rate_limiter::RateLimitResource;
 pub use server::{IndexEntry, LoadRow, Server, ServerMetadata};
+pub use shm::{MemoryKind, Placements, RegionPlace, RegionStatus, SharedMemory, SharedMemorySettings};
 pub use stats::{
     BatchStatistics, DurationCount, FailureReason, InferStatistics, ModelStatistics, ResponseStatistics,
 };

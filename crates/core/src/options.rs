@@ -8,6 +8,7 @@ use crate::cache::CacheSettings;
 use crate::host_policy::HostPolicy;
 use crate::latencies::LatencyOptions;
 use crate::rate_limiter::RateLimitResource;
+use crate::shm::SharedMemorySettings;
 
 /// When models are loaded and unloaded (`--model-control-mode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,6 +70,8 @@ pub struct ServerOptions {
     pub backend_settings: Vec<BackendSetting>,
     /// The response cache, for models that ask for one (`--cache-config`).
     pub cache: Option<CacheSettings>,
+    /// Memory that clients may share with the server.
+    pub shared_memory: SharedMemorySettings,
     /// Whether the latency counters are in the metrics (`--metrics-config counter_latencies`).
     pub counter_latencies: bool,
     /// Distributions of latencies in the metrics.
@@ -100,6 +103,7 @@ impl Default for ServerOptions {
             load_retries: 0,
             backend_settings: Vec::new(),
             cache: None,
+            shared_memory: SharedMemorySettings::default(),
             counter_latencies: true,
             latencies: LatencyOptions::default(),
             allow_cpu_metrics: true,

@@ -18,6 +18,7 @@ use crate::metrics::{Families, Metrics};
 use crate::model::ModelVersion;
 use crate::options::ServerOptions;
 use crate::repository;
+use crate::shm::SharedMemory;
 use crate::stats::ModelStatistics;
 use crate::table::{ModelState, ModelTable, UNLOADED};
 use crate::threads::ThreadBudget;
@@ -77,6 +78,7 @@ pub struct Server {
     cache: Option<Arc<ResponseCache>>,
     table: Arc<ModelTable>,
     dependents: Dependents,
+    shared_memory: SharedMemory,
     metrics: Metrics,
     stopping: AtomicBool,
     entered: AtomicUsize,
@@ -109,6 +111,7 @@ impl Server {
         let table = Arc::new(ModelTable::default());
         let loader =
             Loader::new(options.clone(), backends, executor, budget, cache.clone(), Arc::clone(&table))?;
+        let shared_memory = SharedMemory::new(options.shared_memory.clone());
         let server = Self {
             options,
             metadata,
@@ -116,6 +119,7 @@ impl Server {
             cache,
             table,
             dependents: Dependents::default(),
+            shared_memory,
             metrics: Metrics::default(),
             stopping: AtomicBool::new(false),
             entered: AtomicUsize::new(0),
@@ -131,6 +135,11 @@ impl Server {
 
     pub fn metadata(&self) -> &ServerMetadata {
         &self.metadata
+    }
+
+    /// Regions of memory that clients have registered.
+    pub fn shared_memory(&self) -> &SharedMemory {
+        &self.shared_memory
     }
 
     /// Cores that engines share.
@@ -282,6 +291,7 @@ impl Server {
         if let Some(cache) = &self.cache {
             cache.write_metrics(&mut page);
         }
+        self.shared_memory.write_metrics(&mut page);
         page
     }
 

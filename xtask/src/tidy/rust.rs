@@ -12,8 +12,7 @@ const NO_NAMES: [&str; 10] =
     ["common", "commons", "helper", "helpers", "misc", "shared", "stuff", "util", "utilities", "utils"];
 
 /// Where a foreign interface or mapped memory is wrapped; no other file may hold `unsafe`.
-const UNSAFE_ALLOWED: [&str; 4] =
-    ["backends/", "crates/capi/", "crates/core/src/shm", "crates/types/src/buffer"];
+const UNSAFE_ALLOWED: [&str; 4] = ["backends/", "crates/capi/", "crates/shm/src", "crates/types/src/buffer"];
 
 pub(super) fn check(path: &str, content: &str) -> Vec<Complaint> {
     if is_generated(path) {
