@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use trireme_frontend::http::infer::{Source, encode, parse_infer_head};
+use trireme_frontend::http::infer::{Form, Source, encode, parse_infer_head};
 use trireme_types::{InferResponse, OutputTensor};
 
 const LIMIT: usize = 1 << 20;
@@ -21,7 +21,7 @@ fuzz_target!(|text: &[u8]| {
             data: data.clone(),
         };
         let response = InferResponse { outputs: [output].into_iter().collect(), ..InferResponse::default() };
-        let encoded = encode("m", "1", response, |_| false).expect("a tensor that was read can be written");
+        let encoded = encode("m", "1", response, |_| Form::Json).expect("a tensor that was read can be written");
         let json = encoded.pieces.concat();
         let renamed = String::from_utf8_lossy(&json).replacen("\"outputs\":", "\"inputs\":", 1);
         if renamed.as_bytes().len() != json.len() - 1 {

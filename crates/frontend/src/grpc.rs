@@ -33,6 +33,7 @@ mod message;
 mod outbox;
 mod reflection;
 mod service;
+mod shared_memory;
 mod stream;
 mod wire;
 

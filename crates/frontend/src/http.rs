@@ -18,6 +18,7 @@ pub mod infer;
 mod load_request;
 pub(crate) mod reply;
 mod route;
+mod shared_memory;
 
 use std::net::TcpListener;
 use std::num::NonZero;
@@ -35,7 +36,7 @@ use trireme_types::Result;
 
 use self::body::BodyLimit;
 use self::reply::{Refusal, Reply};
-use self::route::{ModelAction, Route, route};
+use self::route::{MemoryAction, ModelAction, Route, route};
 use crate::forward::HeaderForward;
 use crate::restricted::Restrictions;
 use crate::shutdown::Shutdown;
@@ -163,7 +164,16 @@ async fn dispatch(frontend: &Frontend, parts: &Parts, body: &mut Incoming) -> Re
             "'repository_name' specification is not supported",
         ))),
         Route::SharedMemory { kind, region, action } => {
-            control::shared_memory(kind, region.as_deref(), action)
+            let region = region.as_deref();
+            match (action, region) {
+                (MemoryAction::Status, _) => shared_memory::status(server, kind, region),
+                (MemoryAction::Unregister, _) => shared_memory::unregister(server, kind, region),
+                (MemoryAction::Register, region) => {
+                    let region = region.unwrap_or_default().to_owned();
+                    let body = small_body(frontend, body).await?;
+                    shared_memory::register(Arc::clone(server), kind, region, body).await
+                }
+            }
         }
         Route::TraceSetting => Err(Refusal::not_available("the trace extension")),
         Route::Logging => {

@@ -6,6 +6,7 @@
 mod cache;
 mod instances;
 mod latencies;
+mod shared_memory;
 mod value;
 
 use std::path::PathBuf;
@@ -287,6 +288,7 @@ fn server(flags: &Flags, warnings: &mut Vec<String>) -> Result<ServerOptions> {
         load_retries: 0,
         backend_settings: backend_settings(flags)?,
         cache: cache::cache(flags, warnings)?,
+        shared_memory: shared_memory::shared_memory(flags)?,
         counter_latencies: kept.counters,
         latencies: kept.latencies,
         rate_limit: instances::rate_limit(flags, warnings)?,

@@ -26,13 +26,13 @@ impl Object {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        std::fs::read(&self.path).expect("the object")
+        fs_err::read(&self.path).expect("the object")
     }
 }
 
 impl Drop for Object {
     fn drop(&mut self) {
-        let _gone = std::fs::remove_file(&self.path);
+        let _gone = fs_err::remove_file(&self.path);
     }
 }
 

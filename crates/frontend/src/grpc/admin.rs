@@ -209,15 +209,6 @@ pub(super) fn unload(
     Ok(pb::RepositoryModelUnloadResponse {})
 }
 
-/// No region can be registered yet, so that the status of all regions is empty and that of one is not found.
-pub(super) fn check_region_name(kind: &str, name: &str) -> Result<()> {
-    if name.is_empty() {
-        Ok(())
-    } else {
-        Err(Error::not_found(format!("Unable to find {kind} shared memory region: '{name}'")))
-    }
-}
-
 /// Answer of an RPC whose feature is not built yet.
 pub(super) fn not_available(feature: &str) -> Error {
     Error::unsupported(format!("{feature} is not available in this version of Trireme yet"))

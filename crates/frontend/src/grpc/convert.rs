@@ -14,9 +14,11 @@ use trireme_types::{
 };
 
 mod contents;
+mod memory;
 mod request;
 mod response;
 
+pub use self::memory::MemorySlice;
 pub use self::request::{WireInput, WireOutput, WireParameter, WireParameters, WireRequest};
 pub(super) use self::response::{Tags, response, stream_error, stream_response};
 pub use super::wire::Malformed;
@@ -37,6 +39,10 @@ pub type Classification = (Arc<str>, usize);
 pub struct InferCall {
     pub request: InferRequest,
     pub classifications: SmallVec<[Classification; 1]>,
+    /// Inputs whose data is in shared memory, by their place in the request; the request has none for them.
+    pub memory_inputs: SmallVec<[(usize, MemorySlice); 1]>,
+    /// Outputs that are to be put into shared memory.
+    pub memory_outputs: SmallVec<[(Arc<str>, MemorySlice); 1]>,
     /// `triton_enable_empty_final_response`
     pub empty_final_response: bool,
 }
@@ -51,7 +57,7 @@ pub fn malformed(reason: Malformed) -> Error {
 ///
 /// # Errors
 /// `INVALID_ARG` with Triton's wording for what is wrong with the message itself; what is wrong for the model is
-/// found by the server. `UNSUPPORTED` for tensors in shared memory.
+/// found by the server.
 pub fn request(
     message: &Bytes,
     wire: &WireRequest<'_>,
@@ -62,6 +68,8 @@ pub fn request(
     let mut call = InferCall {
         request: InferRequest { id: wire.id.to_owned(), ..InferRequest::received_at(received) },
         classifications: SmallVec::new(),
+        memory_inputs: SmallVec::new(),
+        memory_outputs: SmallVec::new(),
         empty_final_response: false,
     };
     for &(name, value) in &wire.parameters {
@@ -69,10 +77,22 @@ pub fn request(
     }
 
     let mut raw = wire.raw.iter();
-    for input in &wire.inputs {
-        check_shared_memory(input, target)?;
+    for (index, input) in wire.inputs.iter().enumerate() {
+        let slice = memory::slice(input.name, &input.parameters)?;
+        if slice.is_some() && !input.contents.is_empty() {
+            return Err(Error::invalid_arg(format!(
+                "unexpected 'content' provided when using shared memory for input tensor '{}' for model '{}'",
+                input.name, target.model
+            )));
+        }
         let data_type = data_type(input, target, wire.id)?;
-        let data = input_data(message, input, data_type, &mut raw, wire, target)?;
+        let data = match slice {
+            Some(slice) => {
+                call.memory_inputs.push((index, slice));
+                TensorBuffer::default()
+            }
+            None => input_data(message, input, data_type, &mut raw, wire, target)?,
+        };
         call.request.inputs.push(InferInput {
             name: interned(target.inputs, input.name),
             data_type,
@@ -84,7 +104,7 @@ pub fn request(
         return Err(Error::invalid_arg(format!(
             "expected one entry in raw_input_contents for each of the {} input(s) of the request for model '{}', got \
              {}",
-            wire.inputs.len(),
+            wire.inputs.len() - call.memory_inputs.len(),
             target.model,
             wire.raw.len()
         )));
@@ -92,8 +112,16 @@ pub fn request(
 
     for output in &wire.outputs {
         let name = interned(target.outputs, output.name);
-        if let Some(classes) = classification(output)? {
-            call.classifications.push((Arc::clone(&name), classes));
+        let classes = classification(output)?;
+        match (memory::slice(output.name, &output.parameters)?, classes) {
+            (Some(_), Some(_)) => {
+                return Err(Error::invalid_arg(
+                    "Output can't set both 'shared_memory_region' and 'classification'",
+                ));
+            }
+            (Some(slice), None) => call.memory_outputs.push((Arc::clone(&name), slice)),
+            (None, Some(classes)) => call.classifications.push((Arc::clone(&name), classes)),
+            (None, None) => {}
         }
         call.request.outputs.push(RequestedOutput { name });
     }
@@ -156,35 +184,8 @@ fn input_data(
     }
 }
 
-fn check_shared_memory(input: &WireInput<'_>, target: Target<'_>) -> Result<()> {
-    if !in_shared_memory(&input.parameters) {
-        return Ok(());
-    }
-    let name = input.name;
-    if !input.contents.is_empty() {
-        return Err(Error::invalid_arg(format!(
-            "unexpected 'content' provided when using shared memory for input tensor '{name}' for model '{}'",
-            target.model
-        )));
-    }
-    Err(no_shared_memory(&format!("input '{name}'")))
-}
-
-fn in_shared_memory(parameters: &WireParameters<'_>) -> bool {
-    parameters.iter().any(|(name, _)| *name == "shared_memory_region")
-}
-
-fn no_shared_memory(tensor: &str) -> Error {
-    Error::unsupported(format!(
-        "system shared memory is not available yet; send {tensor} in the message instead of a 'shared_memory_region'"
-    ))
-}
-
 /// The number of classes that an output is to be turned into.
 fn classification(output: &WireOutput<'_>) -> Result<Option<usize>> {
-    if in_shared_memory(&output.parameters) {
-        return Err(no_shared_memory(&format!("output '{}'", output.name)));
-    }
     let mut classes = None;
     for &(name, value) in output.parameters.iter().filter(|(name, _)| *name == "classification") {
         let WireParameter::Int(count) = value else { return Err(wrong_kind(name, "int64_param")) };

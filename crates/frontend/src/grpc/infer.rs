@@ -6,7 +6,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use http::{HeaderMap, Response};
 use tonic::Status;
-use trireme_core::{ModelVersion, Server, parse_version};
+use trireme_core::{ModelVersion, Placements, Server, parse_version};
 use trireme_types::{Error, InferResponse, Responder, Result};
 
 use super::body::{self, ResponseBody};
@@ -29,13 +29,14 @@ pub(super) async fn model_infer(
 ) -> Result<Response<ResponseBody>, Status> {
     let server = &frontend.server;
     let forwarded = forwarded(frontend, headers)?;
-    let (model, call) = parse(server, &message)
+    let (model, call, placements) = parse(server, &message)
         .and_then(|wire| understand(server, &message, &wire, &forwarded, received, false))
         .map_err(status)?;
     drop(message);
 
     let (sink, response) = single();
-    server.infer(&model, call.request, Responder::new(Box::new(sink)));
+    let responder = placements.before(Responder::new(Box::new(sink)));
+    server.infer(&model, call.request, responder);
     let reply = response.received().await.map_err(status)?;
 
     let message = answer(&model, &call.classifications, reply).map_err(status)?;
@@ -59,7 +60,7 @@ pub(super) fn parse<'a>(server: &Server, message: &'a Bytes) -> Result<WireReque
     WireRequest::parse(message).map_err(convert::malformed).inspect_err(|_| server.record_refused_request())
 }
 
-/// Finds the model of a request and converts the request for it. One that fails here is counted as refused.
+/// Finds the model of a request, converts the request for it, and finds its shared memory. One that fails here is counted as refused.
 pub(super) fn understand(
     server: &Server,
     message: &Bytes,
@@ -67,17 +68,33 @@ pub(super) fn understand(
     forwarded: &[(String, String)],
     received: Instant,
     on_stream: bool,
-) -> Result<(Arc<ModelVersion>, InferCall)> {
+) -> Result<(Arc<ModelVersion>, InferCall, Placements)> {
     let call = || {
         let model = server.model(wire.model_name, parse_version(wire.model_version)?)?;
         if model.is_decoupled() && !on_stream {
             return Err(Error::unsupported(DECOUPLED));
         }
         let target = Target { model: model.name(), inputs: model.inputs(), outputs: model.outputs() };
-        let call = convert::request(message, wire, target, forwarded, received)?;
-        Ok((model, call))
+        let mut call = convert::request(message, wire, target, forwarded, received)?;
+        let placements = find_memory(server, &mut call)?;
+        Ok((model, call, placements))
     };
     call().inspect_err(|_| server.record_refused_request())
+}
+
+/// Gives inputs that are in shared memory their data, and outputs their places.
+fn find_memory(server: &Server, call: &mut InferCall) -> Result<Placements> {
+    let mut placements = Placements::default();
+    let memory = server.shared_memory();
+    for (index, slice) in call.memory_inputs.drain(..) {
+        if let Some(input) = call.request.inputs.get_mut(index) {
+            input.data = memory.input(&slice.region, slice.offset, slice.byte_size)?;
+        }
+    }
+    for (output, slice) in call.memory_outputs.drain(..) {
+        memory.place(&mut placements, &output, &slice.region, slice.offset, slice.byte_size)?;
+    }
+    Ok(placements)
 }
 
 fn answer(model: &ModelVersion, classifications: &[Classification], reply: InferResponse) -> Result<Framed> {

@@ -16,7 +16,9 @@ use trireme_types::{Error, Result};
 
 use super::body::{self, ResponseBody};
 use super::message::{Framed, Messages};
-use super::{Frontend, admin, compression, deadline, health, infer, shutting_down, status, stream};
+use super::{
+    Frontend, admin, compression, deadline, health, infer, shared_memory, shutting_down, status, stream,
+};
 use crate::restricted::Category;
 
 type Reply = Result<Response<ResponseBody>, Status>;
@@ -129,39 +131,12 @@ async fn dispatch(path: &str, call: Call) -> Reply {
         }
         "RepositoryModelLoad" => call.blocking(ModelRepository, admin::load).await,
         "RepositoryModelUnload" => call.blocking(ModelRepository, admin::unload).await,
-        "SystemSharedMemoryStatus" => {
-            let answer = |_: &Server, request: pb::SystemSharedMemoryStatusRequest| {
-                admin::check_region_name("system", &request.name)?;
-                Ok(pb::SystemSharedMemoryStatusResponse::default())
-            };
-            call.unary(SharedMemory, answer).await
-        }
-        "CudaSharedMemoryStatus" => {
-            let answer = |_: &Server, request: pb::CudaSharedMemoryStatusRequest| {
-                admin::check_region_name("cuda", &request.name)?;
-                Ok(pb::CudaSharedMemoryStatusResponse::default())
-            };
-            call.unary(SharedMemory, answer).await
-        }
-        "SystemSharedMemoryRegister" => {
-            call.missing::<pb::SystemSharedMemoryRegisterRequest>(SharedMemory, "system shared memory").await
-        }
-        "CudaSharedMemoryRegister" => {
-            call.missing::<pb::CudaSharedMemoryRegisterRequest>(SharedMemory, "CUDA shared memory").await
-        }
-        // Nothing can be registered, so that there is nothing to do, and clients that clean up first may go on.
-        "SystemSharedMemoryUnregister" => {
-            let answer = |_: &Server, _: pb::SystemSharedMemoryUnregisterRequest| {
-                Ok(pb::SystemSharedMemoryUnregisterResponse::default())
-            };
-            call.unary(SharedMemory, answer).await
-        }
-        "CudaSharedMemoryUnregister" => {
-            let answer = |_: &Server, _: pb::CudaSharedMemoryUnregisterRequest| {
-                Ok(pb::CudaSharedMemoryUnregisterResponse::default())
-            };
-            call.unary(SharedMemory, answer).await
-        }
+        "SystemSharedMemoryStatus" => call.unary(SharedMemory, shared_memory::system_status).await,
+        "SystemSharedMemoryRegister" => call.blocking(SharedMemory, shared_memory::system_register).await,
+        "SystemSharedMemoryUnregister" => call.unary(SharedMemory, shared_memory::system_unregister).await,
+        "CudaSharedMemoryStatus" => call.unary(SharedMemory, shared_memory::cuda_status).await,
+        "CudaSharedMemoryRegister" => call.blocking(SharedMemory, shared_memory::cuda_register).await,
+        "CudaSharedMemoryUnregister" => call.unary(SharedMemory, shared_memory::cuda_unregister).await,
         "TraceSetting" => call.missing::<pb::TraceSettingRequest>(Trace, "the trace extension").await,
         "LogSettings" => call.missing::<pb::LogSettingsRequest>(Logging, "the logging extension").await,
         _ => Err(Status::unimplemented(format!("the server has no RPC '{path}'"))),

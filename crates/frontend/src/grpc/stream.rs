@@ -123,12 +123,17 @@ fn start(
         Ok(wire) => {
             let call = infer::understand(server, message, &wire, forwarded, Instant::now(), true);
             let named = || (wire.model_name.to_owned(), wire.model_version.to_owned());
-            (wire.id, call.map(|(model, call)| (model, call.empty_final_response.then(named), call)))
+            (
+                wire.id,
+                call.map(|(model, call, placements)| {
+                    (model, call.empty_final_response.then(named), call, placements)
+                }),
+            )
         }
         Err(error) => ("", Err(error)),
     };
     match understood {
-        Ok((model, empty_final_response, call)) => {
+        Ok((model, empty_final_response, call, placements)) => {
             let request = Arc::new(Request {
                 id: id.to_owned(),
                 model: Some(Arc::clone(&model)),
@@ -138,7 +143,7 @@ fn start(
             });
             let place = outbox.begin(!model.is_decoupled(), request.input_bytes);
             let sink = StreamSink { outbox: Arc::clone(outbox), request, place, watcher: None };
-            server.infer(&model, call.request, Responder::new(Box::new(sink)));
+            server.infer(&model, call.request, placements.before(Responder::new(Box::new(sink))));
         }
         Err(error) => {
             let request = Arc::new(Request {

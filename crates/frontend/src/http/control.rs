@@ -1,5 +1,4 @@
-//! Everything but inference: health, metadata, configuration, statistics, the repository, and the routes whose
-//! feature this version does not have.
+//! Everything but inference: health, metadata, configuration, statistics, the repository.
 
 use std::sync::Arc;
 
@@ -11,7 +10,6 @@ use trireme_types::{Error, Result, TensorSpec};
 use super::blocking;
 use super::load_request::{read_index, read_load, read_unload};
 use super::reply::{Refusal, Reply, empty_json, health, json_reply};
-use super::route::{MemoryAction, MemoryKind};
 use crate::json::Writer;
 
 /// What live and ready say while the server stops.
@@ -247,27 +245,4 @@ pub(super) async fn unload(server: Arc<Server>, name: String, body: Bytes) -> Re
 async fn change(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<Reply, Refusal> {
     blocking(work).await??;
     Ok(empty_json())
-}
-
-/// Shared memory without regions: none is listed, none can be registered, and taking one away that is not there
-/// succeeds, as in Triton.
-pub(super) fn shared_memory(
-    kind: MemoryKind,
-    region: Option<&str>,
-    action: MemoryAction,
-) -> Result<Reply, Refusal> {
-    let name = match kind {
-        MemoryKind::System => "system",
-        MemoryKind::Cuda => "cuda",
-    };
-    match (action, region) {
-        (MemoryAction::Status, None) => Ok(json_reply(Bytes::from_static(b"[]"))),
-        (MemoryAction::Status, Some(region)) => {
-            Err(Error::not_found(format!("Unable to find {name} shared memory region: '{region}'")).into())
-        }
-        (MemoryAction::Unregister, _) => Ok(empty_json()),
-        (MemoryAction::Register, _) => {
-            Err(Refusal::not_available(&format!("registering {name} shared memory")))
-        }
-    }
 }

@@ -18,7 +18,7 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Response};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
-use trireme_core::{ModelVersion, parse_version};
+use trireme_core::{ModelVersion, Placements, Server, parse_version};
 use trireme_types::{
     Error, InferInput, InferRequest, InferResponse, ParameterValue, RequestedOutput, Responder, Result,
     TensorBuffer,
@@ -26,7 +26,7 @@ use trireme_types::{
 
 pub use self::binary::{BinaryTail, parse_header_length};
 pub use self::head::{HeadInput, HeadOutput, InferHead, SharedMemory, Source, parse_infer_head};
-pub use self::response::{EncodedResponse, encode};
+pub use self::response::{EncodedResponse, Form, encode};
 
 pub(super) use self::data::{Place, read as read_data};
 pub(super) use self::head::custom_value;
@@ -53,14 +53,15 @@ pub(super) async fn infer(
 ) -> Result<Reply, Refusal> {
     let received = Instant::now();
     let understood = understand(frontend, (name, version), parts, body, received).await;
-    let (model, request, plan) = understood.inspect_err(|refusal| {
+    let (model, request, mut plan) = understood.inspect_err(|refusal| {
         if refusal.status.is_client_error() {
             frontend.server.record_refused_request();
         }
     })?;
 
     let (sink, response) = single();
-    frontend.server.infer(&model, request, Responder::new(Box::new(sink)));
+    let responder = std::mem::take(&mut plan.placements).before(Responder::new(Box::new(sink)));
+    frontend.server.infer(&model, request, responder);
     let response = response.received().await?;
 
     let encoded = if plan.json_bytes(&response) > BLOCKING_BYTES {
@@ -100,10 +101,10 @@ async fn understand(
     }
 
     let (mut request, plan) = if json_length > BLOCKING_BYTES {
-        let model = Arc::clone(&model);
-        frontend.heavy(move || build(&model, &body, header_length, limit, received)).await??
+        let (server, model) = (Arc::clone(&frontend.server), Arc::clone(&model));
+        frontend.heavy(move || build(&server, &model, &body, header_length, limit, received)).await??
     } else {
-        build(&model, &body, header_length, limit, received)?
+        build(&frontend.server, &model, &body, header_length, limit, received)?
     };
     for (name, value) in frontend.options.header_forward.forwarded(&parts.headers, |_| false)? {
         request.parameters.insert(name, ParameterValue::String(value));
@@ -147,6 +148,7 @@ fn raw_too_large(bytes: u64, limit: usize) -> String {
 
 /// Reads the body of a request for a model.
 fn build(
+    server: &Server,
     model: &ModelVersion,
     body: &Bytes,
     header_length: Option<usize>,
@@ -156,7 +158,7 @@ fn build(
     let mut request = InferRequest::received_at(received);
     if header_length == Some(0) {
         request.inputs.push(model.raw_input(TensorBuffer::from(body.clone()))?);
-        return Ok((request, OutputPlan { binary_by_default: true, listed: SmallVec::new() }));
+        return Ok((request, OutputPlan::new(true)));
     }
     let (json, mut tail) = BinaryTail::split(body, header_length, model.name());
     let head = parse_infer_head(&json, limit)?;
@@ -164,25 +166,32 @@ fn build(
         let data = match input.source {
             Source::Json(data) => data,
             Source::Binary(size) => TensorBuffer::from(tail.take(&input.name, size)?),
-            Source::SharedMemory(memory) => return Err(no_region(&memory)),
+            Source::SharedMemory(memory) => {
+                server.shared_memory().input(&memory.region, memory.offset, memory.byte_size)?
+            }
         };
         let name = model.input_name(&input.name);
         request.inputs.push(InferInput { name, data_type: input.data_type, shape: input.shape, data });
     }
     tail.finish()?;
 
-    let mut plan = OutputPlan { binary_by_default: head.binary_data_output, listed: SmallVec::new() };
+    let mut plan = OutputPlan::new(head.binary_data_output);
     for output in head.outputs {
-        if let Some(memory) = &output.shared_memory {
-            return Err(no_region(memory));
-        }
         // An output that is listed twice is sent once, as the first entry says.
         if plan.listed(&output.name).is_some() {
             continue;
         }
         let name = model.output_name(&output.name);
         let classes = usize::try_from(output.classification).unwrap_or(usize::MAX);
-        plan.listed.push(ListedOutput { name: Arc::clone(&name), binary: output.binary_data, classes });
+        let form = match &output.shared_memory {
+            Some(SharedMemory { region, offset, byte_size }) => {
+                server.shared_memory().place(&mut plan.placements, &name, region, *offset, *byte_size)?;
+                Form::Memory
+            }
+            None if output.binary_data => Form::Binary,
+            None => Form::Json,
+        };
+        plan.listed.push(ListedOutput { name: Arc::clone(&name), form, classes });
         request.outputs.push(RequestedOutput { name });
     }
     request.id = head.id.into_owned();
@@ -193,41 +202,42 @@ fn build(
     Ok((request, plan))
 }
 
-/// No region can be registered yet, so that every one is unknown.
-#[cold]
-fn no_region(memory: &SharedMemory<'_>) -> Error {
-    Error::not_found(format!("Unable to find shared memory region: '{}'", memory.region))
-}
-
 /// In which form the outputs go back.
 #[derive(Debug)]
 struct OutputPlan {
     /// Of outputs that are not listed.
-    binary_by_default: bool,
+    default: Form,
     listed: SmallVec<[ListedOutput; 2]>,
+    /// Until the request runs.
+    placements: Placements,
 }
 
 #[derive(Debug)]
 struct ListedOutput {
     name: Arc<str>,
-    binary: bool,
+    form: Form,
     /// 0 for the values themselves.
     classes: usize,
 }
 
 impl OutputPlan {
+    fn new(binary_by_default: bool) -> Self {
+        let default = if binary_by_default { Form::Binary } else { Form::Json };
+        Self { default, listed: SmallVec::new(), placements: Placements::default() }
+    }
+
     fn listed(&self, name: &str) -> Option<&ListedOutput> {
         self.listed.iter().find(|listed| *listed.name == *name)
     }
 
-    fn is_binary(&self, name: &str) -> bool {
-        self.listed(name).map_or(self.binary_by_default, |listed| listed.binary)
+    fn form(&self, name: &str) -> Form {
+        self.listed(name).map_or(self.default, |listed| listed.form)
     }
 
     /// Bytes of tensors that have to be printed or sorted.
     fn json_bytes(&self, response: &InferResponse) -> usize {
         let printed = |name: &str| {
-            self.listed(name).map_or(!self.binary_by_default, |listed| !listed.binary || listed.classes > 0)
+            self.form(name) == Form::Json || self.listed(name).is_some_and(|listed| listed.classes > 0)
         };
         response.outputs.iter().filter(|output| printed(&output.name)).map(|output| output.data.len()).sum()
     }
@@ -239,7 +249,7 @@ impl OutputPlan {
                 *output = classify(output, classes, model.labels(&output.name), model.max_batch_size() > 0)?;
             }
         }
-        response::encode(model.name(), model.version_str(), response, |name| self.is_binary(name))
+        response::encode(model.name(), model.version_str(), response, |name| self.form(name))
     }
 }
 

@@ -8,6 +8,7 @@ use std::borrow::Cow;
 
 use http::Method;
 use percent_encoding::percent_decode_str;
+use trireme_core::MemoryKind;
 use trireme_types::{Error, Result};
 
 use crate::restricted::Category;
@@ -49,12 +50,6 @@ pub(crate) enum ModelAction {
     Generate,
     GenerateStream,
     TraceSetting,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MemoryKind {
-    System,
-    Cuda,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -155,7 +155,9 @@ static GROUPS: &[&[Flag]] = &[
         flag("model-load-gpu-limit", "GPU:FRACTION", "", "GPU memory above which loads are refused.").many().no_effect("no GPU is used"),
     ]),
     &group("Shared Memory", [
-        flag("allow-client-shm", "BOOL", "false", "Let clients pass tensors through shared memory: fastest for large tensors, and clients then name memory that the server maps.").later("shared memory"),
+        flag("allow-client-shm", "BOOL", "false", "Let clients pass tensors through shared memory: fastest for large tensors on one machine. Whoever can reach the server can then have it read and write the objects in /dev/shm that it may open."),
+        flag("shm-max-regions", "COUNT", "4096", "Regions that may be registered at a time. Not a flag of tritonserver."),
+        flag("shm-max-bytes", "BYTES", "the machine's memory", "Bytes that all registered regions may have together; memory of clients that the server keeps from being freed. Not a flag of tritonserver."),
     ]),
     &group("Deprecated", [
         flag("strict-model-config", "BOOL", "false", "true is --disable-auto-complete-config."),

@@ -49,7 +49,7 @@ fn says_which_flag_is_wrong_and_what_it_wants() {
         ),
         (vec![m, "--grpc-port=8000"], "both want 0.0.0.0:8000"),
         (vec![m, "--model-control-mode=poll"], "watching the repository is not available yet"),
-        (vec![m, "--allow-client-shm=true"], "--allow-client-shm=true cannot be followed: shared memory"),
+        (vec![m, "--shm-max-bytes=0"], "--shm-max-bytes expects a whole number"),
         (vec![m, "--trace-config=level=TIMESTAMPS"], "tracing is not available yet"),
         (vec![m, "--cache-config=local,size=1MB"], "--cache-config local,size expects a number of bytes"),
         (
@@ -81,7 +81,6 @@ fn features_to_come_are_harmless_at_their_default() {
     let settings = settings(&[
         "--model-repository=/m",
         "--rate-limit=off",
-        "--allow-client-shm=0",
         "--grpc-use-ssl=false",
         "--trace-level=OFF",
         "--trace-config=level=OFF",
@@ -91,6 +90,18 @@ fn features_to_come_are_harmless_at_their_default() {
     .expect("nothing is asked for");
     assert_eq!(settings.without_effect.len(), 1);
     assert!(settings.without_effect[0].starts_with("--http-thread-count is accepted and has no effect"));
+}
+
+#[test]
+fn shared_memory_is_off_unless_asked_for() {
+    let shared = |args: &[&str]| {
+        let args: Vec<&str> = ["--model-repository=/m"].into_iter().chain(args.iter().copied()).collect();
+        settings(&args).expect("valid").server.shared_memory
+    };
+    assert!(!shared(&[]).allowed);
+    assert!(shared(&[]).max_bytes > 1 << 20, "the machine's memory");
+    let limited = shared(&["--allow-client-shm=true", "--shm-max-regions=7", "--shm-max-bytes=4096"]);
+    assert_eq!((limited.allowed, limited.max_regions, limited.max_bytes), (true, 7, 4096));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Requests of every kind turned into calls, and bytes that are no requests turned into errors.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 use prost::Message as _;
 use trireme_proto::inference::{
@@ -246,13 +248,6 @@ fn requested_outputs_may_be_classified() {
             Code::InvalidArg,
             "invalid value type for 'classification' parameter, expected int64_param.",
         ),
-        (
-            "shared_memory_region",
-            StringParam("r0".into()),
-            Code::Unsupported,
-            "system shared memory is not available yet; send output 'OUT' in the message instead of a \
-             'shared_memory_region'",
-        ),
     ];
     for (name, choice, code, expected) in table {
         let error = convert(&output(name, choice)).expect_err("refused");
@@ -260,20 +255,45 @@ fn requested_outputs_may_be_classified() {
     }
 }
 
+fn in_region(more: &[(&str, i64)]) -> BTreeMap<String, InferParameter> {
+    let numbers = more.iter().map(|(name, value)| ((*name).to_owned(), parameter(Int64Param(*value))));
+    numbers.chain([("shared_memory_region".to_owned(), parameter(StringParam("r0".into())))]).collect()
+}
+
 #[test]
-fn shared_memory_inputs_are_refused() {
-    let sent = |contents| ModelInferRequest {
-        inputs: vec![InferInputTensor {
-            parameters: [("shared_memory_region".to_owned(), parameter(StringParam("r0".into())))].into(),
-            contents,
-            ..input("A", "FP32", &[1])
-        }],
+fn tensors_may_be_in_shared_memory() {
+    let place = in_region(&[("shared_memory_byte_size", 4), ("shared_memory_offset", 8)]);
+    let slice = MemorySlice { region: "r0".into(), offset: 8, byte_size: 4 };
+    let output = |more: &[(&str, i64)]| {
+        let parameters = place.clone().into_iter().chain(in_region(more)).collect();
+        InferRequestedOutputTensor { name: "OUT".into(), parameters }
+    };
+    let mut sent = ModelInferRequest {
+        inputs: vec![
+            InferInputTensor { parameters: place.clone(), ..input("A", "FP32", &[1]) },
+            input("B", "FP32", &[1]),
+        ],
+        outputs: vec![output(&[])],
+        // Of the inputs that are not in shared memory.
+        raw_input_contents: vec![vec![1, 2, 3, 4].into()],
         ..Default::default()
     };
-    let error = convert(&sent(None)).expect_err("refused");
-    assert_eq!(error.code(), Code::Unsupported);
-    assert!(error.message().starts_with("system shared memory is not available yet"), "{error}");
-    let error = convert(&sent(fp32_contents(&[1.0]))).expect_err("refused");
+    let call = convert(&sent).expect("fits");
+    assert_eq!(call.memory_inputs.as_slice(), [(0, slice.clone())]);
+    assert_eq!(call.memory_outputs.as_slice(), [("OUT".into(), slice)]);
+    assert!(call.request.inputs[0].data.is_empty());
+    assert_eq!(call.request.inputs[1].data.as_slice(), [1, 2, 3, 4]);
+
+    sent.outputs = vec![output(&[("classification", 1)])];
+    let error = convert(&sent).expect_err("both");
+    assert_eq!(error.message(), "Output can't set both 'shared_memory_region' and 'classification'");
+    sent.raw_input_contents.push(vec![0; 4].into());
+    let error = convert(&sent).expect_err("one too much");
+    assert!(
+        error.message().starts_with("expected one entry in raw_input_contents for each of the 1 input(s)")
+    );
+    sent.inputs[0].contents = fp32_contents(&[1.0]);
+    let error = convert(&sent).expect_err("contents and region");
     assert_eq!(
         error.message(),
         "unexpected 'content' provided when using shared memory for input tensor 'A' for model 'm'"

@@ -181,20 +181,26 @@ async fn features_of_later_versions_say_so() {
     );
     let status = client.cuda_shared_memory_status(pb::CudaSharedMemoryStatusRequest::default()).await;
     assert!(status.expect("answers").into_inner().regions.is_empty());
-    let asked = pb::SystemSharedMemoryUnregisterRequest { name: name("nope") };
-    client.system_shared_memory_unregister(asked).await.expect("nothing to do");
-    let asked = pb::CudaSharedMemoryUnregisterRequest { name: name("") };
-    client.cuda_shared_memory_unregister(asked).await.expect("nothing to do");
-
+    let memory =
+        "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.";
     let refusals = [
         client.system_shared_memory_register(pb::SystemSharedMemoryRegisterRequest::default()).await.err(),
-        client.cuda_shared_memory_register(pb::CudaSharedMemoryRegisterRequest::default()).await.err(),
+        client
+            .cuda_shared_memory_register(pb::CudaSharedMemoryRegisterRequest {
+                raw_handle: vec![0; 64].into(),
+                ..Default::default()
+            })
+            .await
+            .err(),
+        client
+            .system_shared_memory_unregister(pb::SystemSharedMemoryUnregisterRequest { name: name("r") })
+            .await
+            .err(),
+        client.cuda_shared_memory_unregister(pb::CudaSharedMemoryUnregisterRequest::default()).await.err(),
         client.trace_setting(pb::TraceSettingRequest::default()).await.err(),
         client.log_settings(pb::LogSettingsRequest::default()).await.err(),
     ];
-    for (refusal, feature) in
-        refusals.into_iter().zip(["system shared memory", "CUDA shared memory", "trace", "logging"])
-    {
+    for (refusal, feature) in refusals.into_iter().zip([memory, memory, memory, memory, "trace", "logging"]) {
         let status = refusal.expect("refused");
         assert_eq!(status.code(), Code::Unimplemented, "{status}");
         assert!(status.message().contains(feature), "{status}");

@@ -23,7 +23,18 @@ pub struct EncodedResponse {
     pub header_length: Option<usize>,
 }
 
-/// Writes a response. `binary` tells of each output whether it goes behind the JSON.
+/// Where the data of an output goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Into the JSON.
+    Json,
+    /// Behind the JSON.
+    Binary,
+    /// Nowhere: it is in shared memory already.
+    Memory,
+}
+
+/// Writes a response. `form` tells where the data of each output goes.
 ///
 /// # Errors
 /// `INTERNAL` if the bytes of an output do not fit its shape.
@@ -31,9 +42,9 @@ pub fn encode(
     model_name: &str,
     model_version: &str,
     response: InferResponse,
-    binary: impl Fn(&str) -> bool,
+    form: impl Fn(&str) -> Form,
 ) -> Result<EncodedResponse> {
-    let mut json = Writer::with_capacity(estimate(model_name, &response, &binary));
+    let mut json = Writer::with_capacity(estimate(model_name, &response, &form));
     json.raw(b"{");
     if !response.id.is_empty() {
         json.raw(b"\"id\":");
@@ -60,18 +71,23 @@ pub fn encode(
     let mut blobs: SmallVec<[TensorBuffer; 2]> = SmallVec::new();
     for output in response.outputs {
         head(&mut json, &output);
-        if binary(&output.name) {
-            json.raw(b"\"parameters\":{\"binary_data_size\":");
-            json.integer(output.data.len());
-            json.raw(b"}},");
-            if !output.data.is_empty() {
-                blobs.push(output.data);
+        match form(&output.name) {
+            Form::Binary => {
+                json.raw(b",\"parameters\":{\"binary_data_size\":");
+                json.integer(output.data.len());
+                json.raw(b"}");
+                if !output.data.is_empty() {
+                    blobs.push(output.data);
+                }
             }
-        } else {
-            json.raw(b"\"data\":[");
-            data(&mut json, &output)?;
-            json.raw(b"]},");
+            Form::Json => {
+                json.raw(b",\"data\":[");
+                data(&mut json, &output)?;
+                json.raw(b"]");
+            }
+            Form::Memory => {}
         }
+        json.raw(b"},");
     }
     json.drop_comma();
     json.raw(b"]}");
@@ -88,10 +104,10 @@ pub fn encode(
 }
 
 /// Bytes that will be written as JSON, roughly: enough that the buffer seldom grows.
-fn estimate(model_name: &str, response: &InferResponse, binary: &impl Fn(&str) -> bool) -> usize {
+fn estimate(model_name: &str, response: &InferResponse, form: &impl Fn(&str) -> Form) -> usize {
     let outputs = response.outputs.iter().map(|output| {
         let text = match output.data_type {
-            _ if binary(&output.name) => output.data.len().min(COPY_LIMIT),
+            _ if form(&output.name) != Form::Json => output.data.len().min(COPY_LIMIT),
             DataType::Bytes => output.data.len() + output.data.len() / 8,
             DataType::Bool => output.data.len() * 6,
             DataType::Uint8 | DataType::Int8 => output.data.len() * 4,
@@ -124,7 +140,7 @@ fn head(json: &mut Writer, output: &OutputTensor) {
         json.raw(b",");
     }
     json.drop_comma();
-    json.raw(b"],");
+    json.raw(b"]");
 }
 
 /// Writes the elements of an output, with commas between them.
@@ -213,7 +229,7 @@ mod tests {
     }
 
     fn text(outputs: Vec<OutputTensor>) -> Result<String> {
-        let encoded = encode("m", "1", response(outputs), |_| false)?;
+        let encoded = encode("m", "1", response(outputs), |_| Form::Json)?;
         assert_eq!(encoded.header_length, None);
         let [json] = &encoded.pieces[..] else { panic!("one piece") };
         Ok(String::from_utf8_lossy(json).into_owned())
@@ -234,7 +250,7 @@ mod tests {
         parameters.insert("d", ParameterValue::Double(1.5));
         let outputs = vec![output("Y", DataType::Int32, &[1, 2], vec![1, 0, 0, 0, 255, 255, 255, 255])];
         let response = InferResponse { id: "7".into(), outputs: outputs.into(), parameters };
-        let encoded = encode("simple", "1", response, |_| false).expect("a response");
+        let encoded = encode("simple", "1", response, |_| Form::Json).expect("a response");
         assert_eq!(
             encoded.pieces[0],
             "{\"id\":\"7\",\"model_name\":\"simple\",\"model_version\":\"1\",\"parameters\":{\"s\":\"x\\\"\",\"i\":-1,\
@@ -275,7 +291,14 @@ mod tests {
                 output("C", DataType::Uint8, &[0], vec![]),
             ]
         };
-        let encoded = encode("m", "1", response(outputs(3)), |name| name != "B").expect("a response");
+        let encoded =
+            encode(
+                "m",
+                "1",
+                response(outputs(3)),
+                |name| if name == "B" { Form::Json } else { Form::Binary },
+            )
+            .expect("a response");
         let [piece] = &encoded.pieces[..] else { panic!("one piece") };
         let head = encoded.header_length.expect("binary data");
         let json = std::str::from_utf8(&piece[..head]).expect("text");
@@ -290,13 +313,23 @@ mod tests {
 
         let large = outputs(100_000);
         let place = large[0].data.as_slice().as_ptr();
-        let encoded = encode("m", "1", response(large), |_| true).expect("a response");
+        let encoded = encode("m", "1", response(large), |_| Form::Binary).expect("a response");
         assert_eq!(encoded.pieces.len(), 3);
         assert_eq!(encoded.pieces[1].as_ptr(), place);
         assert_eq!(encoded.header_length, Some(encoded.pieces[0].len()));
 
-        let none = encode("m", "1", response(vec![output("C", DataType::Fp32, &[0], vec![])]), |_| true);
+        let none =
+            encode("m", "1", response(vec![output("C", DataType::Fp32, &[0], vec![])]), |_| Form::Binary);
         assert_eq!(none.expect("a response").header_length, None);
+    }
+
+    #[test]
+    fn an_output_in_memory_has_no_data_here() {
+        let outputs = vec![output("Y", DataType::Fp32, &[1, 16], vec![])];
+        let encoded = encode("m", "1", response(outputs), |_| Form::Memory).expect("a response");
+        let json = "{\"model_name\":\"m\",\"model_version\":\"1\",\"outputs\":[{\"name\":\"Y\",\"datatype\":\"FP32\",\
+                    \"shape\":[1,16]}]}";
+        assert_eq!((&encoded.pieces[0][..], encoded.header_length), (json.as_bytes(), None));
     }
 
     #[test]

@@ -72,14 +72,14 @@ fn every_route_answers_and_others_do_not() {
         ("POST", "/v2/models/id_fp32/trace/setting", 501),
         ("GET", "/v2/logging", 501),
         ("POST", "/v2/logging", 501),
-        ("POST", "/v2/systemsharedmemory/region/r/register", 501),
-        ("POST", "/v2/cudasharedmemory/region/r/register", 501),
+        ("POST", "/v2/systemsharedmemory/region/r/register", 400),
+        ("POST", "/v2/cudasharedmemory/region/r/register", 400),
         ("POST", "/v2/repository/r/models/id_fp32/load", 501),
         ("GET", "/v2/systemsharedmemory/status", 200),
         ("GET", "/v2/cudasharedmemory/status", 200),
         ("GET", "/v2/systemsharedmemory/region/r/status", 404),
-        ("POST", "/v2/systemsharedmemory/region/r/unregister", 200),
-        ("POST", "/v2/cudasharedmemory/unregister", 200),
+        ("POST", "/v2/systemsharedmemory/region/r/unregister", 501),
+        ("POST", "/v2/cudasharedmemory/unregister", 501),
         ("GET", "/v2/health/live?x=1", 200),
     ] {
         let answer = harness.send(method, path, "", b"");
