@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use smallvec::SmallVec;
-use trireme_types::{Error, InferResponse, Responder, ResponseSink, Result, TensorBuffer};
+use trireme_types::{Error, InferResponse, Responder, ResponseSink, Result};
 
 use super::region::Region;
 
@@ -57,7 +57,7 @@ impl Placements {
         for placement in &self.0 {
             let found = response.outputs.iter_mut().find(|output| output.name == placement.output);
             if let Some(output) = found {
-                let data = std::mem::replace(&mut output.data, TensorBuffer::default());
+                let data = std::mem::take(&mut output.data);
                 placement.region.write(placement.offset, data.as_slice())?;
             }
         }

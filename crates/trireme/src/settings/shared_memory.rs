@@ -16,7 +16,7 @@ pub(super) fn shared_memory(flags: &Flags) -> Result<SharedMemorySettings> {
     let defaults = SharedMemorySettings::default();
     let default_regions = i64::try_from(defaults.max_regions)?;
     let max_bytes = match flags.last("shm-max-bytes") {
-        Some(_) => u64::try_from(number(flags, "shm-max-bytes", 0, 1, i64::MAX)?)?,
+        Some(_) => number(flags, "shm-max-bytes", 0, 1, i64::MAX)?,
         None => memory_of_machine().unwrap_or(defaults.max_bytes),
     };
     Ok(SharedMemorySettings {
