@@ -192,7 +192,7 @@ mod tests {
 
     impl Drop for Made {
         fn drop(&mut self) {
-            let _gone = std::fs::remove_file(&self.0);
+            let _gone = fs_err::remove_file(&self.0);
         }
     }
 
@@ -234,7 +234,7 @@ mod tests {
         std::os::unix::fs::symlink("/etc/passwd", &link).expect("a link");
         let name = link.file_name().and_then(OsStr::to_str).expect("a name");
         assert!(SharedObject::open(name).is_err());
-        std::fs::remove_file(&link).expect("the link");
+        fs_err::remove_file(&link).expect("the link");
     }
 
     #[test]
@@ -242,7 +242,7 @@ mod tests {
         let made = Made::new("owner", 4096);
         let object = made.open();
         assert!(!object.is_abandoned(), "it has its name");
-        std::fs::remove_file(&made.0).expect("the name");
+        fs_err::remove_file(&made.0).expect("the name");
         assert!(!object.is_abandoned(), "its owner has it open");
         let second = made.1.try_clone().expect("a second descriptor");
         drop(made);

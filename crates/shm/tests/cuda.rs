@@ -1,10 +1,12 @@
 //! Memory of GPUs, through the whole interface of the driver, with a stand-in for the driver compiled here.
 
+#![expect(clippy::expect_used, reason = "a test that cannot set itself up must end")]
+
 use std::ffi::OsStr;
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use fs_err as fs;
 use trireme_shm::{CudaDriver, CudaError, IPC_HANDLE_LEN};
 
 /// Compiles the stand-in into a folder.
