@@ -28,6 +28,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 FOREIGN = {
     "cargo": {"--package", "--check"},
     "our own programs": {"--list", "--server", "--url"},
+    "docker": {"--ipc"},
     "nobody": {"--flag"},
 }
 
