@@ -381,6 +381,26 @@ def test_an_object_that_is_cut_off(server):
     assert server.alive()
 
 
+def test_an_object_that_is_cut_off_while_it_is_read(server):
+    """A slow model begins with an input that is whole and reads it when most of it is gone."""
+    size = 1 << 20
+    with region(size) as (handle, key):
+        shm.set_shared_memory_region(handle, [np.ones(size // 4, np.float32)])
+        assert register(server, "r", key, 0, size)[0] == 200
+        given = placed("INPUT0", "r", size) | {"datatype": "FP32", "shape": [size // 4]}
+        answer = []
+        waiting = threading.Thread(target=lambda: answer.append(infer(server, "slow", {"inputs": [given]})))
+        waiting.start()
+        threading.Event().wait(0.1)
+        os.truncate(f"/dev/shm{key}", 4096)
+        waiting.join()
+        status, answer = answer[0]
+        assert status == 400 and "which has only 4096 now: its owner has made it smaller" in answer["error"], answer
+        os.truncate(f"/dev/shm{key}", size)
+        status, answer = infer(server, "echo", {"inputs": [given]})
+        assert status == 200 and sum(answer["outputs"][0]["data"]) == 1024, "the rest is zeros that are there"
+
+
 def test_bytes_that_change_meanwhile(server):
     """Strings and lengths that are rewritten while they are read never harm the server."""
     text = np.array([b"x" * 60] * 500, dtype=object)

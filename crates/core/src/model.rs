@@ -12,7 +12,7 @@ use trireme_backend::{Model, ModelTensors};
 use trireme_config::{ModelSpec, Scheduling};
 use trireme_proto::inference::model_sequence_batching::control::Kind;
 use trireme_proto::inference::{self, ModelConfig};
-use trireme_types::{Error, InferInput, InferRequest, Responder, Result, TensorBuffer, TensorSpec};
+use trireme_types::{DataType, Error, InferInput, InferRequest, Responder, Result, TensorBuffer, TensorSpec};
 
 use crate::cache::{Content, ModelCache};
 use crate::ensemble::Ensemble;
@@ -185,6 +185,16 @@ impl ModelVersion {
     /// `INVALID_ARG` if the model has not exactly one input or the bytes do not fit it.
     pub fn raw_input(&self, body: TensorBuffer) -> Result<InferInput> {
         infer::raw_input(body, &self.expectation())
+    }
+
+    /// Whether bytes of an input of that type may change while the model reads them. Not those that are checked and
+    /// then used again: strings with their lengths, booleans, and integers that may be indices. Not where a tensor is
+    /// compared with others to come, as a cache does, or goes through models that may have one.
+    pub fn bears_changes(&self, data_type: DataType) -> bool {
+        use DataType::{Bf16, Fp16, Fp32, Fp64, Int8, Int16, Uint8, Uint16};
+        matches!(data_type, Fp16 | Bf16 | Fp32 | Fp64 | Int8 | Uint8 | Int16 | Uint16)
+            && !self.cache.is_used()
+            && !matches!(self.spec.scheduling, Scheduling::Ensemble(_))
     }
 
     /// Whether every instance can run.

@@ -263,15 +263,28 @@ impl SharedMemory {
         }
     }
 
-    /// Bytes of a region, as the data of an input.
+    /// Bytes of a region, as the data of an input. With `in_place`, large tensors are not copied; the request must then be
+    /// answered through `placements`, and its model must bear that bytes change while it reads them
+    /// ([`ModelVersion::bears_changes`](crate::ModelVersion::bears_changes)).
     ///
     /// # Errors
     /// `NOT_FOUND` for a name that is not registered; `INVALID_ARG` for bytes outside the region, or that its owner has
     /// taken away.
-    pub fn input(&self, name: &str, offset: u64, byte_size: u64) -> Result<TensorBuffer> {
+    pub fn input(
+        &self,
+        placements: &mut Placements,
+        name: &str,
+        offset: u64,
+        byte_size: u64,
+        in_place: bool,
+    ) -> Result<TensorBuffer> {
         let region = self.find(name)?;
         let len = region.check(offset, byte_size)?;
         region.use_now(self.began);
+        if in_place && let Some((data, mapping)) = region.in_place(offset, len)? {
+            placements.watch(region, mapping);
+            return Ok(data);
+        }
         region.read(offset, len)
     }
 

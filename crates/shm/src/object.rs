@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
+use rustix::buffer::spare_capacity;
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use rustix::io::{Errno, pread, pwrite};
 
@@ -86,6 +87,22 @@ impl SharedObject {
         Ok(u64::try_from(fstat(&self.file)?.st_size).unwrap_or_default())
     }
 
+    /// Whether `len` bytes at `offset` are there now.
+    ///
+    /// # Errors
+    /// They are not.
+    pub fn check(&self, offset: u64, len: usize) -> Result<(), ObjectError> {
+        let size = self.size().map_err(ObjectError::System)?;
+        match offset.checked_add(len as u64) {
+            Some(end) if end <= size => Ok(()),
+            _ => Err(ObjectError::Truncated { size }),
+        }
+    }
+
+    pub(crate) fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
     /// A copy of bytes. Memory is taken only for bytes that are there.
     ///
     /// # Errors
@@ -94,16 +111,16 @@ impl SharedObject {
         self.check(offset, len)?;
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).map_err(|_| ObjectError::NoMemory)?;
-        bytes.resize(len, 0);
-        let mut done = 0;
-        while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            match pread(&self.file, rest, offset.saturating_add(done as u64)) {
+        while bytes.len() < len {
+            // The system may have given room for more than was asked for.
+            let at = offset.saturating_add(bytes.len() as u64);
+            match pread(&self.file, spare_capacity(&mut bytes), at) {
                 Ok(0) => return Err(ObjectError::Truncated { size: self.size().unwrap_or_default() }),
-                Ok(count) => done += count,
-                Err(Errno::INTR) => {}
+                Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
+        bytes.truncate(len);
         Ok(bytes)
     }
 
@@ -143,14 +160,6 @@ impl SharedObject {
             lease(libc::F_UNLCK);
         }
         alone
-    }
-
-    fn check(&self, offset: u64, len: usize) -> Result<(), ObjectError> {
-        let size = self.size().map_err(ObjectError::System)?;
-        match offset.checked_add(len as u64) {
-            Some(end) if end <= size => Ok(()),
-            _ => Err(ObjectError::Truncated { size }),
-        }
     }
 }
 

@@ -1,13 +1,33 @@
 //! One registered region: its bounds, its bytes, and since when nobody has used it.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use trireme_shm::{CudaError, DeviceMemory, ObjectError, SharedObject};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use trireme_shm::{CudaError, DeviceMemory, Mapping, ObjectError, SharedObject};
 use trireme_types::{Error, Result, TensorBuffer};
 
 use super::{MemoryKind, RegionPlace, RegionStatus, Share};
+
+/// Tensors of at least this many bytes are read in place; a smaller one is copied in less time than it takes to watch.
+const IN_PLACE: usize = 64 << 10;
+
+/// Bytes of a region that are read where they lie.
+struct InPlace {
+    mapping: Arc<Mapping>,
+    range: Range<usize>,
+    /// Keeps its share of the limits.
+    _region: Arc<Region>,
+}
+
+impl AsRef<[u8]> for InPlace {
+    fn as_ref(&self) -> &[u8] {
+        self.mapping.as_slice().get(self.range.clone()).unwrap_or_default()
+    }
+}
 
 /// The memory behind a region.
 #[derive(Debug)]
@@ -30,13 +50,15 @@ pub(super) struct Region {
     name: Arc<str>,
     memory: Memory,
     share: Share,
+    /// The whole region, once a tensor of it was read in place.
+    mapping: Mutex<Option<Arc<Mapping>>>,
     /// Milliseconds from the server's begin to the last use.
     used: AtomicU64,
 }
 
 impl Region {
     pub(super) fn new(name: Arc<str>, memory: Memory, share: Share, began: Instant) -> Self {
-        let region = Self { name, memory, share, used: AtomicU64::new(0) };
+        let region = Self { name, memory, share, mapping: Mutex::default(), used: AtomicU64::new(0) };
         region.use_now(began);
         region
     }
@@ -107,6 +129,49 @@ impl Region {
                 self.byte_size()
             ))),
         }
+    }
+
+    /// Bytes that [`Region::check`] has let pass, where they lie: their mapping can tell afterwards whether they were
+    /// there. `None` if they are better copied.
+    ///
+    /// # Errors
+    /// `INVALID_ARG` if the object has been made smaller.
+    pub(super) fn in_place(
+        self: &Arc<Self>,
+        offset: u64,
+        len: usize,
+    ) -> Result<Option<(TensorBuffer, Arc<Mapping>)>> {
+        let Memory::System { object, offset: base, .. } = &self.memory else { return Ok(None) };
+        let (Ok(start), Ok(whole)) = (usize::try_from(offset), usize::try_from(self.byte_size())) else {
+            return Ok(None);
+        };
+        if len < IN_PLACE {
+            return Ok(None);
+        }
+        object.check(base.saturating_add(offset), len).map_err(|error| self.object_error(error))?;
+        let mapping = {
+            let mut mapping = self.mapping.lock();
+            match &*mapping {
+                Some(mapping) if !mapping.is_cut() => Arc::clone(mapping),
+                // What cannot be mapped can still be copied.
+                _ => match Mapping::new(object, *base, whole) {
+                    Ok(new) => Arc::clone(mapping.insert(Arc::new(new))),
+                    Err(_) => return Ok(None),
+                },
+            }
+        };
+        let range = start..start.saturating_add(len);
+        let bytes = InPlace { mapping: Arc::clone(&mapping), range, _region: Arc::clone(self) };
+        Ok(Some((TensorBuffer::from(Bytes::from_owner(bytes)), mapping)))
+    }
+
+    /// The error of a request that has read bytes that were not there.
+    pub(super) fn cut(&self) -> Error {
+        let size = match &self.memory {
+            Memory::System { object, .. } => object.size().unwrap_or_default(),
+            Memory::Cuda { .. } => 0,
+        };
+        self.object_error(ObjectError::Truncated { size })
     }
 
     /// A copy of bytes that [`Region::check`] has let pass.

@@ -51,6 +51,11 @@ fn assert_refused<T: fmt::Debug>(result: Result<T>, code: Code, says: &str) {
     assert!(text.starts_with(says), "{text}");
 }
 
+/// A copy of bytes of a region.
+fn input(memory: &SharedMemory, region: &str, offset: u64, byte_size: u64) -> Result<TensorBuffer> {
+    memory.input(&mut Placements::default(), region, offset, byte_size, false)
+}
+
 #[test]
 fn nothing_is_registered_unless_allowed() {
     let memory = SharedMemory::new(SharedMemorySettings::default());
@@ -123,7 +128,7 @@ fn what_a_request_names_must_lie_inside_the_region() {
     let memory = allowed();
     memory.register_system("r", &object.key, 100, 100).expect("inside");
     std::os::unix::fs::FileExt::write_at(&object.file, &[7; 4], 196).expect("bytes");
-    assert_eq!(memory.input("r", 96, 4).expect("inside").as_slice(), [7; 4]);
+    assert_eq!(input(&memory, "r", 96, 4).expect("inside").as_slice(), [7; 4]);
     for (offset, size, says) in [
         (101, 0, "Invalid offset for shared memory region: 'r'"),
         (u64::MAX, 4, "Invalid offset for shared memory region: 'r'"),
@@ -137,11 +142,11 @@ fn what_a_request_names_must_lie_inside_the_region() {
              (18446744073709551615) for region 'r'",
         ),
     ] {
-        assert_refused(memory.input("r", offset, size), Code::InvalidArg, says);
+        assert_refused(input(&memory, "r", offset, size), Code::InvalidArg, says);
         let mut placements = Placements::default();
         assert_refused(memory.place(&mut placements, &"Y".into(), "r", offset, size), Code::InvalidArg, says);
     }
-    assert_refused(memory.input("q", 0, 1), Code::NotFound, "Unable to find shared memory region: 'q'");
+    assert_refused(input(&memory, "q", 0, 1), Code::NotFound, "Unable to find shared memory region: 'q'");
 }
 
 struct Channel(mpsc::Sender<Option<Result<InferResponse>>>);
@@ -215,9 +220,45 @@ fn an_object_made_smaller_is_an_error_of_the_request() {
         "shared memory region 'r' needs 8192 bytes of '{}', which has only 4096 now: its owner has made it smaller",
         object.key
     );
-    assert_refused(memory.input("r", 4000, 100), Code::InvalidArg, &says);
+    assert_refused(input(&memory, "r", 4000, 100), Code::InvalidArg, &says);
     assert_refused(answered(placements, &[("Y", &[1; 100])]), Code::InvalidArg, &says);
     assert_eq!(object.bytes().len(), 4096, "nothing makes it longer again");
+}
+
+#[test]
+fn large_tensors_are_read_in_place() {
+    let object = Object::new("place", 1 << 20);
+    let memory = allowed();
+    memory.register_system("r", &object.key, 5, (1 << 20) - 5).expect("inside");
+    let mut placements = Placements::default();
+    let data = memory.input(&mut placements, "r", 11, 1 << 19, true).expect("inside");
+    std::os::unix::fs::FileExt::write_at(&object.file, &[7; 100], 16).expect("bytes");
+    assert_eq!(data.as_slice()[..101], [[7; 100].as_slice(), &[0]].concat(), "no copy was made");
+    memory.unregister(MemoryKind::System, "r").expect("allowed");
+
+    // A model that passes its input on: what goes out is a copy.
+    let passed_on = |placements: Placements, data: TensorBuffer| {
+        let (sender, receiver) = mpsc::channel();
+        let shape = Shape::new(&[1 << 19]);
+        let output = OutputTensor { name: "Y".into(), data_type: DataType::Uint8, shape, data };
+        let response = InferResponse { outputs: [output].into_iter().collect(), ..InferResponse::default() };
+        placements.before(Responder::new(Box::new(Channel(sender)))).finish(Ok(response));
+        receiver.recv().expect("an answer").expect("a reply")
+    };
+    let answer = passed_on(placements.clone(), data.clone()).expect("all was there");
+    std::os::unix::fs::FileExt::write_at(&object.file, &[8; 100], 16).expect("bytes");
+    assert_eq!(answer.outputs[0].data.as_slice()[..100], [7; 100]);
+
+    object.file.set_len(4096).expect("smaller");
+    assert_refused(
+        passed_on(placements, data.clone()),
+        Code::InvalidArg,
+        "shared memory region 'r' needs 1048576 bytes",
+    );
+    assert_eq!(data.as_slice()[(1 << 19) - 1], 0, "what is gone reads as zeros");
+    assert_eq!(memory.usage.regions.load(Ordering::SeqCst), 1, "it is still read");
+    drop(data);
+    assert_eq!(memory.usage.regions.load(Ordering::SeqCst), 0);
 }
 
 #[test]

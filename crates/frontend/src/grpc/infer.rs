@@ -11,7 +11,7 @@ use trireme_types::{Error, InferResponse, Responder, Result};
 
 use super::body::{self, ResponseBody};
 use super::compression::{self, LARGE_MESSAGE_LEN, Level};
-use super::convert::{self, Classification, InferCall, Tags, Target, WireRequest};
+use super::convert::{self, Classification, InferCall, MemorySlice, Tags, Target, WireRequest};
 use super::message::Framed;
 use super::{Frontend, forwarded, status};
 use crate::classification::classify;
@@ -76,19 +76,21 @@ pub(super) fn understand(
         }
         let target = Target { model: model.name(), inputs: model.inputs(), outputs: model.outputs() };
         let mut call = convert::request(message, wire, target, forwarded, received)?;
-        let placements = find_memory(server, &mut call)?;
+        let placements = find_memory(server, &model, &mut call)?;
         Ok((model, call, placements))
     };
     call().inspect_err(|_| server.record_refused_request())
 }
 
 /// Gives inputs that are in shared memory their data, and outputs their places.
-fn find_memory(server: &Server, call: &mut InferCall) -> Result<Placements> {
+fn find_memory(server: &Server, model: &ModelVersion, call: &mut InferCall) -> Result<Placements> {
     let mut placements = Placements::default();
     let memory = server.shared_memory();
     for (index, slice) in call.memory_inputs.drain(..) {
         if let Some(input) = call.request.inputs.get_mut(index) {
-            input.data = memory.input(&slice.region, slice.offset, slice.byte_size)?;
+            let MemorySlice { region, offset, byte_size } = &slice;
+            let in_place = model.bears_changes(input.data_type);
+            input.data = memory.input(&mut placements, region, *offset, *byte_size, in_place)?;
         }
     }
     for (output, slice) in call.memory_outputs.drain(..) {

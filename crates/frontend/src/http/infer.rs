@@ -162,12 +162,15 @@ fn build(
     }
     let (json, mut tail) = BinaryTail::split(body, header_length, model.name());
     let head = parse_infer_head(&json, limit)?;
+    let mut placements = Placements::default();
     for input in head.inputs {
         let data = match input.source {
             Source::Json(data) => data,
             Source::Binary(size) => TensorBuffer::from(tail.take(&input.name, size)?),
             Source::SharedMemory(memory) => {
-                server.shared_memory().input(&memory.region, memory.offset, memory.byte_size)?
+                let SharedMemory { region, offset, byte_size } = &memory;
+                let in_place = model.bears_changes(input.data_type);
+                server.shared_memory().input(&mut placements, region, *offset, *byte_size, in_place)?
             }
         };
         let name = model.input_name(&input.name);
@@ -175,7 +178,7 @@ fn build(
     }
     tail.finish()?;
 
-    let mut plan = OutputPlan::new(head.binary_data_output);
+    let mut plan = OutputPlan { placements, ..OutputPlan::new(head.binary_data_output) };
     for output in head.outputs {
         // An output that is listed twice is sent once, as the first entry says.
         if plan.listed(&output.name).is_some() {
