@@ -89,3 +89,13 @@ fn other_bus_errors_are_passed_on() {
         .expect("starts");
     assert_eq!(ended.status.signal(), Some(7), "{ended:?}");
 }
+
+#[test]
+fn our_own_mapping_does_not_count_as_an_owner() {
+    let (object, file) = object("owner", 1 << 20);
+    let mapping = Mapping::new(&object, 0, 1 << 20).expect("mapped");
+    assert!(!object.is_abandoned(), "its owner has it open");
+    drop(file);
+    assert!(object.is_abandoned());
+    assert_eq!(mapping.as_slice()[100], 0);
+}
