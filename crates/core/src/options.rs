@@ -1,12 +1,14 @@
 //! What a server is asked to be, after the command line has been understood.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use trireme_backend::BackendSettings;
 
 use crate::cache::CacheSettings;
 use crate::host_policy::HostPolicy;
 use crate::latencies::LatencyOptions;
+use crate::log_settings::LogControl;
 use crate::rate_limiter::RateLimitResource;
 use crate::shm::SharedMemorySettings;
 
@@ -84,6 +86,8 @@ pub struct ServerOptions {
     /// the models.
     pub rate_limit: Option<Vec<RateLimitResource>>,
     pub host_policies: Vec<HostPolicy>,
+    /// The log that the logging extension controls.
+    pub log: Option<Arc<dyn LogControl>>,
     /// Cores to use; `None` is what affinity and cgroup allow.
     pub cores: Option<usize>,
 }
@@ -110,6 +114,7 @@ impl Default for ServerOptions {
             cpu_fallback: false,
             rate_limit: None,
             host_policies: Vec::new(),
+            log: None,
             cores: None,
         }
     }

@@ -14,6 +14,7 @@ use trireme_types::{Error, InferRequest, Responder, Result};
 use crate::cache::ResponseCache;
 use crate::executor::Executor;
 use crate::load::{Dependents, LoadFailure, Loader};
+use crate::log_settings::{LogControl, LogSettings, LogValue};
 use crate::metrics::{Families, Metrics};
 use crate::model::ModelVersion;
 use crate::options::ServerOptions;
@@ -274,6 +275,40 @@ impl Server {
             model.infer(request, responder);
         }
         self.entered.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// The log settings.
+    ///
+    /// # Errors
+    /// `UNSUPPORTED` if the process keeps its log to itself.
+    pub fn log_settings(&self) -> Result<LogSettings> {
+        self.log().map(|log| log.settings())
+    }
+
+    /// Changes all of the log settings that are named, or none; gives what they are then.
+    ///
+    /// # Errors
+    /// As [`LogSettings::set`], and `UNSUPPORTED` if the process keeps its log to itself.
+    pub fn change_log_settings(
+        &self,
+        changes: impl IntoIterator<Item = (String, LogValue)>,
+        prefix: &str,
+    ) -> Result<LogSettings> {
+        let log = self.log()?;
+        let before = log.settings();
+        let mut settings = before.clone();
+        for (name, value) in changes {
+            settings.set(&name, value, prefix)?;
+        }
+        if settings != before {
+            log.follow(&settings);
+        }
+        Ok(settings)
+    }
+
+    fn log(&self) -> Result<&Arc<dyn LogControl>> {
+        let absent = || Error::unsupported("the logging extension is not available: this process keeps its log to itself");
+        self.options.log.as_ref().ok_or_else(absent)
     }
 
     /// Counts an inference request that a frontend refused before it could name a model or its inputs.

@@ -29,6 +29,7 @@ pub mod convert;
 mod deadline;
 mod health;
 mod infer;
+mod log_settings;
 mod message;
 mod outbox;
 mod reflection;

@@ -16,6 +16,7 @@ mod control;
 pub(crate) mod generate;
 pub mod infer;
 mod load_request;
+mod log_settings;
 pub(crate) mod reply;
 mod route;
 mod shared_memory;
@@ -177,8 +178,8 @@ async fn dispatch(frontend: &Frontend, parts: &Parts, body: &mut Incoming) -> Re
         }
         Route::TraceSetting => Err(Refusal::not_available("the trace extension")),
         Route::Logging => {
-            let what = if parts.method == Method::GET { "reading" } else { "changing" };
-            Err(Refusal::not_available(&format!("{what} the log settings")))
+            let body = if parts.method == Method::GET { Bytes::new() } else { small_body(frontend, body).await? };
+            log_settings::answer(server, &body)
         }
     }
 }

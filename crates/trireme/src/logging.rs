@@ -7,20 +7,22 @@
 
 use std::fmt::{self, Write as _};
 use std::io;
-use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use time::OffsetDateTime;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Metadata, Subscriber};
-use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::filter::FilterFn;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, MakeWriter};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{Registry, reload};
+use trireme_core::{LogControl, LogFormat, LogSettings};
 
 /// Messages to this target are tables: written as they are, below their header line.
 pub(crate) const TABLE: &str = "trireme::table";
@@ -28,71 +30,84 @@ pub(crate) const TABLE: &str = "trireme::table";
 /// Verbose level from which messages of other libraries are shown.
 const VERBOSE_LIBRARIES: u32 = 3;
 
-/// `--log-format`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LogFormat {
-    Default,
-    Iso8601,
-}
-
-/// The logging flags.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LogSettings {
-    pub(crate) verbose: u32,
-    pub(crate) info: bool,
-    pub(crate) warning: bool,
-    pub(crate) error: bool,
-    pub(crate) format: LogFormat,
-    /// Standard error if `None`.
-    pub(crate) file: Option<PathBuf>,
-}
-
-/// Starts logging for the process.
+/// Starts logging for the process, and gives what changes it while it runs.
 ///
 /// # Errors
 /// The log file cannot be opened.
-pub(crate) fn start(settings: &LogSettings) -> Result<()> {
-    let writer: Box<dyn io::Write + Send> = match &settings.file {
-        Some(path) => Box::new(
+pub(crate) fn start(settings: &LogSettings) -> Result<Arc<dyn LogControl>> {
+    let writer: Box<dyn io::Write + Send> = match settings.file.as_str() {
+        "" => Box::new(io::stderr()),
+        path => Box::new(
             fs_err::OpenOptions::new()
                 .create(true)
                 .append(true)
                 .open(path)
                 .context("--log-file expects a file that can be written")?,
         ),
-        None => Box::new(io::stderr()),
     };
     let escape = std::env::var("TRITON_SERVER_ESCAPE_LOG_MESSAGES").map_or(true, |value| value != "0");
-    let format = TritonFormat { format: settings.format, escape };
-    let shown = settings.clone();
+    let format = Arc::new(RwLock::new(settings.format));
+    let (filter, handle) = reload::Layer::new(filter(settings));
     let layer = tracing_subscriber::fmt::layer()
-        .event_format(format)
+        .event_format(TritonFormat { format: Arc::clone(&format), escape })
         .with_writer(Sink(Mutex::new(writer)))
-        .with_filter(filter_fn(move |metadata| shown.shows(metadata)).with_max_level_hint(settings.most()));
-    tracing_subscriber::registry().with(layer).try_init().context("logging is already running")
+        .with_filter(filter);
+    tracing_subscriber::registry().with(layer).try_init().context("logging is already running")?;
+    Ok(Arc::new(RunningLog { settings: Mutex::new(settings.clone()), format, filter: handle }))
 }
 
-impl LogSettings {
-    fn most(&self) -> LevelFilter {
-        match self.verbose {
-            0 => LevelFilter::INFO,
-            1 => LevelFilter::DEBUG,
-            _ => LevelFilter::TRACE,
-        }
+type Filter = FilterFn<Box<dyn Fn(&Metadata<'_>) -> bool + Send + Sync>>;
+
+/// The log that was started.
+struct RunningLog {
+    settings: Mutex<LogSettings>,
+    format: Arc<RwLock<LogFormat>>,
+    filter: reload::Handle<Filter, Registry>,
+}
+
+impl fmt::Debug for RunningLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RunningLog").field(&*self.settings.lock()).finish()
+    }
+}
+
+impl LogControl for RunningLog {
+    fn settings(&self) -> LogSettings {
+        self.settings.lock().clone()
     }
 
-    fn shows(&self, metadata: &Metadata<'_>) -> bool {
-        let ours = metadata.target().starts_with("trireme") || metadata.target().starts_with("onnxruntime");
-        if !ours && self.verbose < VERBOSE_LIBRARIES {
-            return false;
-        }
-        match *metadata.level() {
-            Level::ERROR => self.error,
-            Level::WARN => self.warning,
-            Level::INFO => self.info,
-            Level::DEBUG => self.verbose >= 1,
-            Level::TRACE => self.verbose >= 2,
-        }
+    fn follow(&self, settings: &LogSettings) {
+        let mut current = self.settings.lock();
+        current.clone_from(settings);
+        *self.format.write() = settings.format;
+        // It fails only if the log is gone, and then there is nothing to be changed.
+        let _ = self.filter.reload(filter(settings));
+    }
+}
+
+/// What is shown under these settings.
+fn filter(settings: &LogSettings) -> Filter {
+    let most = match settings.verbose_level {
+        0 => LevelFilter::INFO,
+        1 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    };
+    let settings = settings.clone();
+    let shows: Box<dyn Fn(&Metadata<'_>) -> bool + Send + Sync> = Box::new(move |metadata| shows(&settings, metadata));
+    FilterFn::new(shows).with_max_level_hint(most)
+}
+
+fn shows(settings: &LogSettings, metadata: &Metadata<'_>) -> bool {
+    let ours = metadata.target().starts_with("trireme") || metadata.target().starts_with("onnxruntime");
+    if !ours && settings.verbose_level < VERBOSE_LIBRARIES {
+        return false;
+    }
+    match *metadata.level() {
+        Level::ERROR => settings.error,
+        Level::WARN => settings.warning,
+        Level::INFO => settings.info,
+        Level::DEBUG => settings.verbose_level >= 1,
+        Level::TRACE => settings.verbose_level >= 2,
     }
 }
 
@@ -120,7 +135,7 @@ impl<'a> MakeWriter<'a> for Sink {
 }
 
 struct TritonFormat {
-    format: LogFormat,
+    format: Arc<RwLock<LogFormat>>,
     escape: bool,
 }
 
@@ -140,7 +155,7 @@ where
         event.record(&mut message);
         let file = metadata.file().and_then(|file| file.rsplit(['/', '\\']).next()).unwrap_or("trireme");
         let now = OffsetDateTime::now_utc();
-        write!(writer, "{}", Header { format: self.format, level: *metadata.level(), now })?;
+        write!(writer, "{}", Header { format: *self.format.read(), level: *metadata.level(), now })?;
         write!(writer, " {} {file}:{}] ", std::process::id(), metadata.line().unwrap_or(0))?;
         if metadata.target() == TABLE {
             return writeln!(writer, "\n{}", message.0);

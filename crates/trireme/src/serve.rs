@@ -30,8 +30,8 @@ const MAX_NETWORK_THREADS: usize = 2;
 /// # Errors
 /// Flags that cannot be followed, a port in use, a repository that is not there.
 pub(crate) fn run(flags: &Flags) -> Result<ExitCode> {
-    let settings = Settings::of(flags)?;
-    logging::start(&settings.log)?;
+    let mut settings = Settings::of(flags)?;
+    settings.server.log = Some(logging::start(&settings.log)?);
     for warning in &settings.warnings {
         tracing::warn!("{warning}");
     }

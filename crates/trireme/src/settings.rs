@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use trireme_core::{BackendSetting, ModelControlMode, ServerOptions, SingleModel};
+use trireme_core::{BackendSetting, LogFormat, LogSettings, ModelControlMode, ServerOptions, SingleModel};
 use trireme_frontend::forward::HeaderForward;
 use trireme_frontend::grpc::{CompressionLevel, GrpcOptions};
 use trireme_frontend::http::HttpOptions;
@@ -22,7 +22,6 @@ use trireme_frontend::restricted::{RestrictionFlag, Restrictions};
 pub(crate) use self::cache::cache_settings;
 use self::value::{boolean, number, port};
 use crate::flags::{Fate, Flags};
-use crate::logging::{LogFormat, LogSettings};
 
 /// Where a service listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -225,18 +224,17 @@ fn log(flags: &Flags) -> Result<LogSettings> {
         Some("false" | "off") => 0,
         _ => number(flags, "log-verbose", 0, 0, i64::from(u32::MAX))?,
     };
-    let format = match flags.last("log-format").unwrap_or("default") {
-        "default" => LogFormat::Default,
-        "ISO8601" => LogFormat::Iso8601,
-        other => bail!("--log-format expects default or ISO8601, got '{other}'"),
+    let format = flags.last("log-format").unwrap_or("default");
+    let Some(format) = LogFormat::parse(format) else {
+        bail!("--log-format expects default or ISO8601, got '{format}'")
     };
     Ok(LogSettings {
-        verbose: u32::try_from(verbose)?,
+        verbose_level: u32::try_from(verbose)?,
         info: boolean(flags, "log-info", true)?,
         warning: boolean(flags, "log-warning", true)?,
         error: boolean(flags, "log-error", true)?,
         format,
-        file: flags.last("log-file").filter(|file| !file.is_empty()).map(PathBuf::from),
+        file: flags.last("log-file").unwrap_or_default().to_owned(),
     })
 }
 

@@ -17,7 +17,7 @@ use trireme_types::{Error, Result};
 use super::body::{self, ResponseBody};
 use super::message::{Framed, Messages};
 use super::{
-    Frontend, admin, compression, deadline, health, infer, shared_memory, shutting_down, status, stream,
+    Frontend, admin, compression, deadline, health, infer, log_settings, shared_memory, shutting_down, status, stream,
 };
 use crate::restricted::Category;
 
@@ -138,7 +138,7 @@ async fn dispatch(path: &str, call: Call) -> Reply {
         "CudaSharedMemoryRegister" => call.blocking(SharedMemory, shared_memory::cuda_register).await,
         "CudaSharedMemoryUnregister" => call.unary(SharedMemory, shared_memory::cuda_unregister).await,
         "TraceSetting" => call.missing::<pb::TraceSettingRequest>(Trace, "the trace extension").await,
-        "LogSettings" => call.missing::<pb::LogSettingsRequest>(Logging, "the logging extension").await,
+        "LogSettings" => call.unary(Logging, log_settings::answer).await,
         _ => Err(Status::unimplemented(format!("the server has no RPC '{path}'"))),
     }
 }
