@@ -57,7 +57,9 @@ impl LogSettings {
         let wrong = |expected: &str| Err(Error::invalid_arg(format!("expect {expected} for '{name}'")));
         match (name, value) {
             ("log_file", _) => {
-                return Err(Error::unsupported("log file location can not be updated through network protocol"));
+                return Err(Error::unsupported(
+                    "log file location can not be updated through network protocol",
+                ));
             }
             ("log_info", LogValue::Bool(value)) => self.info = value,
             ("log_warning", LogValue::Bool(value)) => self.warning = value,
@@ -104,10 +106,7 @@ mod tests {
         assert_eq!(settings.set("log_info", LogValue::Bool(true), ""), Ok(()));
         assert_eq!(settings.set("log_verbose_level", LogValue::Number(2), ""), Ok(()));
         assert_eq!(settings.set("log_format", LogValue::Text("ISO8601".into()), ""), Ok(()));
-        assert_eq!(
-            (settings.info, settings.verbose_level, settings.format),
-            (true, 2, LogFormat::Iso8601)
-        );
+        assert_eq!((settings.info, settings.verbose_level, settings.format), (true, 2, LogFormat::Iso8601));
         for (name, value, code) in [
             ("log_file", LogValue::Text("x".into()), Code::Unsupported),
             ("log_info", LogValue::Number(1), Code::InvalidArg),

@@ -307,7 +307,9 @@ impl Server {
     }
 
     fn log(&self) -> Result<&Arc<dyn LogControl>> {
-        let absent = || Error::unsupported("the logging extension is not available: this process keeps its log to itself");
+        let absent = || {
+            Error::unsupported("the logging extension is not available: this process keeps its log to itself")
+        };
         self.options.log.as_ref().ok_or_else(absent)
     }
 

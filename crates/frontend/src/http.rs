@@ -178,7 +178,8 @@ async fn dispatch(frontend: &Frontend, parts: &Parts, body: &mut Incoming) -> Re
         }
         Route::TraceSetting => Err(Refusal::not_available("the trace extension")),
         Route::Logging => {
-            let body = if parts.method == Method::GET { Bytes::new() } else { small_body(frontend, body).await? };
+            let body =
+                if parts.method == Method::GET { Bytes::new() } else { small_body(frontend, body).await? };
             log_settings::answer(server, &body)
         }
     }

@@ -93,7 +93,8 @@ fn filter(settings: &LogSettings) -> Filter {
         _ => LevelFilter::TRACE,
     };
     let settings = settings.clone();
-    let shows: Box<dyn Fn(&Metadata<'_>) -> bool + Send + Sync> = Box::new(move |metadata| shows(&settings, metadata));
+    let shows: Box<dyn Fn(&Metadata<'_>) -> bool + Send + Sync> =
+        Box::new(move |metadata| shows(&settings, metadata));
     FilterFn::new(shows).with_max_level_hint(most)
 }
 

@@ -293,6 +293,8 @@ fn server(flags: &Flags, warnings: &mut Vec<String>) -> Result<ServerOptions> {
         host_policies: instances::host_policies(flags)?,
         allow_cpu_metrics: boolean(flags, "allow-cpu-metrics", true)?,
         cpu_fallback: boolean(flags, "cpu-fallback", false)?,
+        // Known once the log runs.
+        log: None,
         cores: flags.last("core-count").map(|_| count("core-count", 1, 1)).transpose()?,
     })
 }

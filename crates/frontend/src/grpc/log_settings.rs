@@ -19,11 +19,8 @@ pub(super) fn answer(server: &Server, request: pb::LogSettingsRequest) -> Result
             None => Err(Error::invalid_arg(format!("log setting '{name}' has no value"))),
         })
         .collect::<Result<_>>()?;
-    let settings = if changes.is_empty() {
-        server.log_settings()?
-    } else {
-        server.change_log_settings(changes, "")?
-    };
+    let settings =
+        if changes.is_empty() { server.log_settings()? } else { server.change_log_settings(changes, "")? };
     let values = [
         ("log_file", Given::StringParam(settings.file)),
         ("log_info", Given::BoolParam(settings.info)),

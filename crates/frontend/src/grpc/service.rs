@@ -17,7 +17,8 @@ use trireme_types::{Error, Result};
 use super::body::{self, ResponseBody};
 use super::message::{Framed, Messages};
 use super::{
-    Frontend, admin, compression, deadline, health, infer, log_settings, shared_memory, shutting_down, status, stream,
+    Frontend, admin, compression, deadline, health, infer, log_settings, shared_memory, shutting_down,
+    status, stream,
 };
 use crate::restricted::Category;
 

@@ -25,7 +25,9 @@ fn read(body: &[u8]) -> Result<Vec<(String, LogValue)>> {
     }
     let mut reader = Reader::new(body);
     if reader.kind()? != Kind::Object {
-        return Err(Error::invalid_arg("expected a JSON object with log settings, as {\"log_verbose_level\": 1}"));
+        return Err(Error::invalid_arg(
+            "expected a JSON object with log settings, as {\"log_verbose_level\": 1}",
+        ));
     }
     reader.object(|reader, name| {
         let value = match reader.kind()? {
@@ -63,11 +65,9 @@ fn write(settings: &LogSettings) -> Vec<u8> {
     let mut json = Writer::with_capacity(160 + settings.file.len());
     json.raw(b"{\"log_file\":");
     json.string(&settings.file);
-    for (name, value) in [
-        ("log_info", settings.info),
-        ("log_warning", settings.warning),
-        ("log_error", settings.error),
-    ] {
+    for (name, value) in
+        [("log_info", settings.info), ("log_warning", settings.warning), ("log_error", settings.error)]
+    {
         json.raw(b",");
         json.string(name);
         json.raw(b":");
