@@ -31,6 +31,8 @@ const NO_MEMORY: c_int = 2;
 /// Address range of a mapping, for the handler. A place whose `end` is 0 holds none.
 struct Place {
     taken: AtomicBool,
+    /// Counts the changes of the range, and is odd during one.
+    version: AtomicUsize,
     start: AtomicUsize,
     end: AtomicUsize,
     cut: AtomicBool,
@@ -39,14 +41,34 @@ struct Place {
 static TABLE: [Place; PLACES] = [const {
     Place {
         taken: AtomicBool::new(false),
+        version: AtomicUsize::new(0),
         start: AtomicUsize::new(0),
         end: AtomicUsize::new(0),
         cut: AtomicBool::new(false),
     }
 }; PLACES];
 
-/// What handled the signal before, or the error with which the handler could not be set.
-static BEFORE: OnceLock<Result<libc::sigaction, i32>> = OnceLock::new();
+impl Place {
+    /// Changes the range; only who has taken the place does.
+    fn set(&self, start: usize, end: usize) {
+        self.version.fetch_add(1, Ordering::SeqCst);
+        self.start.store(start, Ordering::SeqCst);
+        self.end.store(end, Ordering::SeqCst);
+        self.version.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// End of the mapping, if the address is in it. A range that changes meanwhile is not the one that is being read:
+    /// that one has a reader, and stays.
+    fn end_around(&self, address: usize) -> Option<usize> {
+        let version = self.version.load(Ordering::SeqCst);
+        let (start, end) = (self.start.load(Ordering::SeqCst), self.end.load(Ordering::SeqCst));
+        let settled = version.is_multiple_of(2) && self.version.load(Ordering::SeqCst) == version;
+        (settled && (start..end).contains(&address)).then_some(end)
+    }
+}
+
+/// What handled the signal before.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Bytes of an object, mapped for reading. Others may change them at any time: two reads of the same byte need not agree.
 pub struct Mapping {
@@ -97,8 +119,7 @@ impl Mapping {
         };
         let pages = pages.inspect_err(|_| place.taken.store(false, Ordering::Release))?;
         place.cut.store(false, Ordering::Relaxed);
-        place.start.store(pages.addr(), Ordering::Relaxed);
-        place.end.store(pages.addr() + pages_len, Ordering::Release);
+        place.set(pages.addr(), pages.addr() + pages_len);
         Ok(Self { pages, pages_len, skip, len, place })
     }
 
@@ -118,7 +139,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // First out of the handler's sight, for the address may be given away again at once.
-        self.place.end.store(0, Ordering::Release);
+        self.place.set(0, 0);
         // SAFETY: the pages are ours, and nobody has a slice of them any more.
         let _ = unsafe { munmap(self.pages, self.pages_len) };
         self.place.taken.store(false, Ordering::Release);
@@ -143,7 +164,7 @@ fn guard() -> &'static Result<(), i32> {
         // SAFETY: the call has filled it, and zeros are valid in all its fields.
         let before = unsafe { before.assume_init() };
         // Known before the handler can run.
-        let _first = BEFORE.set(Ok(before));
+        let _first = BEFORE.set(before);
         // SAFETY: zeros are valid in all fields; those that count are set below.
         let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
         action.sa_sigaction = on_bus_error as *const () as usize;
@@ -169,10 +190,7 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *
 /// Puts zeros in the place of the page of that address and all behind it in its mapping. False if it is in none of ours.
 fn replace_pages(address: usize) -> bool {
     for place in &TABLE {
-        let end = place.end.load(Ordering::Acquire);
-        if end == 0 || address >= end || address < place.start.load(Ordering::Relaxed) {
-            continue;
-        }
+        let Some(end) = place.end_around(address) else { continue };
         let first = address & !(rustix::param::page_size() - 1);
         // SAFETY: the address of the thread's error number is valid in a handler as elsewhere.
         let errno = unsafe { libc::__errno_location() };
@@ -200,7 +218,7 @@ fn replace_pages(address: usize) -> bool {
 
 /// Does what would have been done without our handler.
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    if let Some(Ok(before)) = BEFORE.get() {
+    if let Some(before) = BEFORE.get() {
         let handler = before.sa_sigaction;
         if handler != libc::SIG_DFL && handler != libc::SIG_IGN {
             if before.sa_flags & libc::SA_SIGINFO != 0 {

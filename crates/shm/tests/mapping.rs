@@ -99,3 +99,25 @@ fn our_own_mapping_does_not_count_as_an_owner() {
     assert!(object.is_abandoned());
     assert_eq!(mapping.as_slice()[100], 0);
 }
+
+#[test]
+fn mappings_come_and_go_while_others_are_cut() {
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            scope.spawn(move || {
+                let (object, file) = object(&format!("storm{thread}"), 65_536);
+                for round in 0..300_u64 {
+                    file.set_len(65_536).expect("larger");
+                    file.write_all_at(&[1; 4096], 0).expect("bytes");
+                    let mapping = Mapping::new(&object, 0, 65_536).expect("mapped");
+                    let cut = round.is_multiple_of(2);
+                    if cut {
+                        file.set_len(4096).expect("smaller");
+                    }
+                    let sum: u64 = mapping.as_slice().iter().map(|&byte| u64::from(byte)).sum();
+                    assert_eq!((sum, mapping.is_cut()), (4096, cut), "round {round}");
+                }
+            });
+        }
+    });
+}
