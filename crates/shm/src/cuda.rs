@@ -167,7 +167,9 @@ impl DeviceMemory {
             return Ok(());
         }
         let _current = self.context.enter()?;
-        self.context.driver.0.to_device(to, bytes)
+        self.context.driver.0.to_device(to, bytes)?;
+        // Another process will read it as soon as it hears that it is there.
+        self.context.driver.0.synchronize()
     }
 
     fn place(&self, offset: usize, len: usize) -> Result<DevicePointer, CudaError> {

@@ -83,6 +83,7 @@ functions! {
     close_handle: &["cuIpcCloseMemHandle"] => fn(DevicePointer);
     address_range: &["cuMemGetAddressRange_v2"] => fn(*mut DevicePointer, *mut usize, DevicePointer);
     to_host: &["cuMemcpyDtoH_v2"] => fn(*mut c_void, DevicePointer, usize);
+    synchronize: &["cuCtxSynchronize"] => fn();
     to_device: &["cuMemcpyHtoD_v2"] => fn(DevicePointer, *const c_void, usize);
 }
 
@@ -184,6 +185,12 @@ impl Driver {
         // SAFETY: `from` is readable for its length, and the caller has checked that so much is open behind `to`.
         let status = unsafe { (self.functions.to_device)(to, from.as_ptr().cast(), from.len()) };
         self.checked("cuMemcpyHtoD", status)
+    }
+
+    /// Waits until everything that was begun in the current context is done. A copy to the device may return before.
+    pub(super) fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: takes nothing.
+        self.checked("cuCtxSynchronize", unsafe { (self.functions.synchronize)() })
     }
 
     fn checked(&self, function: &'static str, status: Status) -> Result<(), CudaError> {
