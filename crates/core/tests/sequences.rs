@@ -404,7 +404,8 @@ fn clients_that_left_are_not_waited_for_for_long() {
     };
     let times: Vec<Duration> = (0..8).map(|_| time()).collect();
     let waited = times.iter().filter(|time| **time >= Duration::from_millis(140)).count();
-    assert!((1..=5).contains(&waited) && times[7] < Duration::from_millis(100), "{times:?}");
+    // On a busy machine the four may have been served one after the other, and then nobody is waited for.
+    assert!(waited <= 5 && times[7] < Duration::from_millis(100), "{times:?}");
 }
 
 #[test]
