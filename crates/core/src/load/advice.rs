@@ -79,7 +79,7 @@ pub(super) fn no_backend(config: &ModelConfig, source: &ModelSource, known: &[&s
     let error = Error::invalid_arg(format!(
         "unable to find backend library for backend '{backend}', try specifying runtime on the model configuration."
     ));
-    let later = ["python", "tensorrt", "pytorch", "tensorflow", "openvino", "fil", "dali", "vllm"];
+    let later = ["tensorrt", "pytorch", "tensorflow", "openvino", "fil", "dali", "vllm"];
     let hint = if later.contains(&backend.as_str()) {
         format!("The backend '{backend}' is not available yet in this version of trireme.")
     } else {
