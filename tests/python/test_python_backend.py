@@ -241,8 +241,7 @@ def test_strings_are_bytes(server):
     np.testing.assert_array_equal(infer(server, "strings", x).as_numpy("Y"), x)
 
 
-def test_arrays_of_any_layout_are_written_row_by_row(server):
-    """PY-01"""
+def test_py_01_arrays_of_any_layout_are_written_row_by_row(server):
     x = np.arange(300 * 40, dtype=np.float32).reshape(300, 40)
     for rows in (x[:3, :2].copy(), x):
         result = infer(server, "layouts", rows)
@@ -393,8 +392,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_large_tensors_need_no_named_shared_memory(tmp_path):
-    """PY-04"""
+def test_py_04_large_tensors_need_no_named_shared_memory(tmp_path):
     for index in range(3):
         lay(tmp_path, f"m{index}", IDENTITY, {"X": "FP32 -1"}, {"Y": "FP32 -1"})
     before = set(os.listdir("/dev/shm"))
@@ -425,8 +423,7 @@ def environment(tmp_path_factory) -> Path:
     return folder
 
 
-def test_environments_are_found_where_the_model_says(tmp_path, environment):
-    """PY-05"""
+def test_py_05_environments_are_found_where_the_model_says(tmp_path, environment):
     repository = tmp_path / "models"
     (repository).mkdir()
     packed = {"bare": "env.tar.gz", "marked": "$$TRITON_MODEL_DIRECTORY/env.tar.gz", "folder": str(environment)}
