@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -65,6 +66,7 @@ class Server:
         library = ROOT / ".trireme" / "onnxruntime" / "libonnxruntime.so"
         if library.exists():
             environment.setdefault("TRIREME_ONNXRUNTIME", str(library))
+        environment.setdefault("TRIREME_PYTHON", sys.executable)
         self.output = tempfile.NamedTemporaryFile("w+", prefix="trireme-", suffix=".log")
         self.begin = time.monotonic()
         self.process = subprocess.Popen(
