@@ -168,6 +168,42 @@ def one(self, r):
     return pb_utils.InferenceResponse([again])
 """
 )
+CALLS = """
+def call(self, model, x, **more):
+    asked = pb_utils.InferenceRequest(model_name=model, inputs=[pb_utils.Tensor("X", x)], requested_output_names=["Y"], request_id="sub")
+    return asked.exec(**more)
+def execute(self, requests):
+    answers = []
+    for r in requests:
+        x = r.inputs()[0].as_numpy()
+        response = self.call("identity", x.reshape(1, -1))
+        if response.has_error():
+            raise pb_utils.TritonModelException(response.error().message())
+        y = pb_utils.get_output_tensor_by_name(response, "Y").as_numpy().reshape(-1)
+        many = self.call("streams", np.arange(4, dtype=np.int32), decoupled=True)
+        total = sum(int(each.output_tensors()[0].as_numpy()[0]) for each in many if each.output_tensors())
+        assert pb_utils.is_model_ready("identity") and not pb_utils.is_model_ready("nobody")
+        assert self.call("nobody", x).error().code() == pb_utils.TritonError.NOT_FOUND
+        answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", y + total)]))
+    return answers
+"""
+ASYNC_CALLS = """
+async def execute(self, requests):
+    answers = []
+    for r in requests:
+        x = r.inputs()[0].as_numpy()
+        asked = [pb_utils.InferenceRequest(model_name="identity", inputs=[pb_utils.Tensor("X", x.reshape(1, -1) * n)],
+                                           requested_output_names=["Y"]) for n in (1, 2, 3)]
+        done = await asyncio.gather(*(each.async_exec() for each in asked))
+        answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", sum(d.output_tensors()[0].as_numpy()[0] for d in done))]))
+    return answers
+"""
+LOOP = """
+def execute(self, requests):
+    x = requests[0].inputs()[0]
+    asked = pb_utils.InferenceRequest(model_name="NEXT", inputs=[x], requested_output_names=["Y"])
+    return [pb_utils.InferenceResponse([], asked.exec().error())]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +222,10 @@ def server(tmp_path_factory):
         lay(repository, name, body, {"X": "INT32 -1"}, {"Y": "INT32 1"}, more=DECOUPLED)
     lay(repository, "later", LATER, *grow)
     lay(repository, "dlpack", DLPACK, *grow)
+    lay(repository, "calls", CALLS, *grow)
+    lay(repository, "async_calls", ASYNC_CALLS, *grow)
+    lay(repository, "loop_a", LOOP.replace("NEXT", "loop_b"), *grow)
+    lay(repository, "loop_b", LOOP.replace("NEXT", "loop_a"), *grow)
     with Server(repository=repository, environment=ENVIRONMENT) as running:
         yield running
         assert running.alive()
@@ -323,6 +363,18 @@ def test_decoupled_models_answer_as_often_as_they_like(server, model):
         assert ended.wait(10)
         client.stop_stream()
     assert answers == [5, 4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("elements", [5, 20000])
+def test_a_model_calls_other_models(server, elements):
+    x = np.arange(elements, dtype=np.float32)
+    np.testing.assert_array_equal(infer(server, "calls", x).as_numpy("Y"), x + 6)
+    np.testing.assert_array_equal(infer(server, "async_calls", x).as_numpy("Y"), x * 6)
+
+
+def test_a_model_that_would_wait_for_itself_is_told(server):
+    text = failure(server, "loop_a", np.zeros(1, np.float32))
+    assert "circular call between models: loop_a -> loop_b -> loop_a" in text
 
 
 def test_a_sender_may_answer_after_the_execution(server):

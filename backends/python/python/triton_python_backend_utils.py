@@ -1,7 +1,7 @@
 """What a python model imports as `triton_python_backend_utils`: Triton's interface, served by trireme."""
 
+import asyncio
 import json
-import os
 import struct
 
 import numpy as np
@@ -421,13 +421,66 @@ class InferenceRequest:
         self._is_rescheduled = reschedule
 
     def exec(self, decoupled=False):
-        raise TritonModelException(_NO_CALLS)
+        """Lets the other model run and gives its response, or an iterator of them if `decoupled`."""
+        number = self._begin_call()
+        if decoupled:
+            return ResponseIterator(_worker, number)
+        response, is_last = _worker.next_response(number)
+        if not is_last:
+            while not is_last:
+                _, is_last = _worker.next_response(number)
+            raise TritonModelException(
+                f"Model '{self._model_name}' is using the decoupled. The current BLS request call doesn't support models "
+                "using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
+                "'async_exec' calls for decoupled models.'"
+            )
+        if response is None:
+            return InferenceResponse([])
+        return response
 
     async def async_exec(self, decoupled=False):
-        raise TritonModelException(_NO_CALLS)
+        """As exec, for coroutines: others run while this one waits."""
+        if decoupled:
+            return ResponseIterator(_worker, self._begin_call())
+        return await asyncio.get_running_loop().run_in_executor(None, self.exec)
+
+    def _begin_call(self):
+        if _worker is None or not self._model_name:
+            raise TritonModelException("expected a model_name in the request, got none")
+        if not self._outputs:
+            raise TritonModelException("expected requested_output_names in the request, got none")
+        for tensor in self._inputs:
+            if not isinstance(tensor, Tensor):
+                raise TritonModelException(f"expected tensors as inputs, got {type(tensor).__name__}")
+        return _worker.begin_call(self)
 
 
-_NO_CALLS = "calls from a python model to other models are not available yet in this version of trireme"
+class ResponseIterator:
+    """Responses of another model, as they come."""
+
+    def __init__(self, worker, number):
+        self._worker = worker
+        self._number = number
+        self._is_over = False
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self._is_over:
+            raise StopIteration
+        response, self._is_over = self._worker.next_response(self._number)
+        if response is None:
+            if self._is_over:
+                raise StopIteration
+            return InferenceResponse([])
+        return response
+
+    def cancel(self):
+        raise TritonModelException("cancelling a call is not available yet in this version of trireme")
+
+
+_NO_LOADING = "loading and unloading models from a python model is not available yet in this version of trireme"
 
 
 class InferenceResponse:
@@ -663,12 +716,13 @@ class MetricFamily:
 
 
 def load_model(model_name, config=None, files=None):
-    raise TritonModelException(_NO_CALLS)
+    raise TritonModelException(_NO_LOADING)
 
 
 def unload_model(model_name, unload_dependents=False):
-    raise TritonModelException(_NO_CALLS)
+    raise TritonModelException(_NO_LOADING)
 
 
 def is_model_ready(model_name, model_version=""):
-    raise TritonModelException(_NO_CALLS)
+    """Whether a model of the server serves; an empty version is the latest."""
+    return _worker.is_model_ready(model_name, int(model_version) if str(model_version) else -1)

@@ -215,7 +215,7 @@ class Connection:
                 if number is None:
                     self.commands.append(received)
                 else:
-                    self.replies[number] = received
+                    self.replies.setdefault(number, []).append(received)
                 self.turn.notify_all()
 
     def command(self):
@@ -223,12 +223,29 @@ class Connection:
 
     def call(self, message, data=(), fd=None):
         """Asks the server something and waits for its reply."""
-        with self.turn:
-            self.next_call += 1
-            number = self.next_call
+        number = self.number()
         message["call"] = number
         self.send(message, data, fd)
-        return self.wait(lambda: self.replies.pop(number, None))
+        return self.reply(number)
+
+    def number(self):
+        with self.turn:
+            self.next_call += 1
+            return self.next_call
+
+    def reply(self, number):
+        """The next reply to a call."""
+
+        def found():
+            replies = self.replies.get(number)
+            if not replies:
+                return None
+            reply = replies.pop(0)
+            if not replies:
+                del self.replies[number]
+            return reply
+
+        return self.wait(found)
 
 
 # ---- tensors
@@ -330,6 +347,41 @@ class Worker:
 
     def is_cancelled(self, key):
         message, _, _ = self.connection.call({"op": "cancelled", "r": key})
+        return message["value"]
+
+    def begin_call(self, request):
+        """Sends a request for another model and returns the number that its replies come under."""
+        number = self.connection.number()
+        writer = Writer()
+        asked = {
+            "model": request._model_name,
+            "version": request._model_version,
+            "id": request._id,
+            "c": request._correlation_id,
+            "f": request._flags,
+            "t": request._timeout,
+            "p": request._parameters,
+            "o": request._outputs,
+            "i": [writer.add(tensor) for tensor in request._inputs],
+        }
+        writer.send(self.connection, {"op": "call", "call": number, "q": asked})
+        return number
+
+    def next_response(self, number):
+        """The next response to a call, None at an end without one, and whether it is the last."""
+        message, frame, start = self.connection.reply(number)
+        response = None
+        if "e" in message:
+            code, text = message["e"]
+            response = pb_utils.InferenceResponse([], pb_utils.TritonError(text, code))
+        elif "o" in message:
+            lease = self.connection.incoming.lease(message["in"]) if "in" in message else None
+            tensors = read_tensors(self.connection, message["o"], message, frame, start, lease)
+            response = pb_utils.InferenceResponse(tensors, parameters=message["p"])
+        return response, message["last"]
+
+    def is_model_ready(self, model, version):
+        message, _, _ = self.connection.call({"op": "model_ready", "model": model, "version": version})
         return message["value"]
 
     # -- commands of the server

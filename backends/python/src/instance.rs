@@ -4,16 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use trireme_backend::{Batch, ModelInstance, engine_shape};
-use trireme_types::{Error, InferRequest, Result, Shape};
+use trireme_types::{Error, InferInput, InferRequest, Result, Shape};
 
 use crate::message::{Execute, SentRequest, SentTensor, correlation, parameters};
 use crate::promise::{Promise, Wanted};
 use crate::supervisor::Supervisor;
 use crate::worker::{ClientLeft, Done, Held, Worker};
-
-/// Inputs of a batch that are smaller together travel in the message, larger ones in a region.
-const INLINE_LIMIT: usize = 32 * 1024;
-const ALIGNMENT: usize = 64;
 
 const SEQUENCE_START: u64 = 1;
 const SEQUENCE_END: u64 = 2;
@@ -56,61 +52,31 @@ impl ModelInstance for Instance {
     }
 }
 
-/// Where each input lies, and how much room all of them take.
-struct Layout {
-    shapes: Vec<Vec<Shape>>,
-    size: usize,
-}
-
 impl Instance {
-    fn layout(&self, batch: &Batch) -> Result<Layout> {
+    /// Shapes of the inputs as the model sees them.
+    fn shapes(&self, request: &InferRequest) -> Vec<Shape> {
         let tensors = &self.promise.tensors;
         let batching = tensors.max_batch_size > 0;
-        let mut size = 0_usize;
-        let shapes = batch.requests.iter().map(|each| {
-            let inputs = each.request.inputs.iter().map(|input| {
-                let room = input.data.len().checked_next_multiple_of(ALIGNMENT);
-                size = room.and_then(|room| size.checked_add(room)).ok_or_else(|| {
-                    Error::invalid_arg("the inputs of this batch are larger than the address space")
-                })?;
-                Ok(match tensors.input(&input.name) {
-                    Some(spec) => engine_shape(spec, batching, &input.shape),
-                    None => input.shape.clone(),
-                })
-            });
-            inputs.collect::<Result<Vec<_>>>()
-        });
-        Ok(Layout { shapes: shapes.collect::<Result<_>>()?, size })
+        let shape = |input: &InferInput| match tensors.input(&input.name) {
+            Some(spec) => engine_shape(spec, batching, &input.shape),
+            None => input.shape.clone(),
+        };
+        request.inputs.iter().map(shape).collect()
     }
 
     /// Sends the batch; the worker holds its requests from then on.
     fn send(&self, worker: &Worker, batch: &mut Batch, first: u64) -> Result<()> {
-        let layout = self.layout(batch)?;
-        let (mut region, mut fd, mut inline) = (None, None, Vec::new());
-        let mut gone = Vec::new();
-        if layout.size > INLINE_LIMIT {
-            let mut regions = worker.inputs.lock();
-            let (mut taken, new) = regions.take(layout.size).map_err(|error| {
-                Error::unavailable(format!("no memory for {} bytes of inputs: {error}", layout.size))
-            })?;
-            gone = std::mem::take(&mut regions.gone);
-            drop(regions);
-            write(batch, taken.bytes_mut());
-            region = Some((taken.number, taken.len()));
-            fd = new;
-            worker.inputs.lock().lend(taken);
-        } else {
-            inline.resize(layout.size, 0);
-            write(batch, &mut inline);
-        }
+        let inputs = batch.requests.iter().flat_map(|each| &each.request.inputs);
+        let data: Vec<&[u8]> = inputs.map(|input| input.data.as_slice()).collect();
+        let placed = worker.place(&data)?;
+        let shapes: Vec<_> = batch.requests.iter().map(|each| self.shapes(&each.request)).collect();
         batch.inputs_ready();
 
-        let mut offset = 0_usize;
-        let requests = batch.requests.iter().zip(&layout.shapes).zip(first..).map(|((each, shapes), key)| {
-            let inputs = each.request.inputs.iter().zip(shapes).map(|(input, shape)| {
-                let (start, size) = (offset, input.data.len());
-                offset += size.next_multiple_of(ALIGNMENT);
-                SentTensor(&input.name, input.data_type.config_number(), shape, start, size)
+        let mut offsets = placed.offsets.iter().copied();
+        let requests = batch.requests.iter().zip(&shapes).zip(first..).map(|((each, shapes), key)| {
+            let inputs = each.request.inputs.iter().zip(shapes).zip(&mut offsets);
+            let inputs = inputs.map(|((input, shape), offset)| {
+                SentTensor(&input.name, input.data_type.config_number(), shape, offset, input.data.len())
             });
             let inputs = inputs.collect();
             self.request(&each.request, key, inputs)
@@ -118,10 +84,10 @@ impl Instance {
         let message = Execute {
             op: "execute",
             r: requests.collect(),
-            input: region.map(|(number, _)| number),
-            region: region.filter(|_| fd.is_some()),
+            input: placed.region.map(|(number, _)| number),
+            region: placed.region.filter(|_| placed.fd.is_some()),
             free: worker.outputs.take_released(),
-            gone,
+            gone: std::mem::take(&mut worker.inputs.lock().gone),
         };
         let text = serde_json::to_vec(&message)
             .map_err(|error| Error::internal(format!("a batch cannot be written down: {error}")))?;
@@ -132,12 +98,11 @@ impl Instance {
             if !decoupled {
                 each.watch_closed(&left.waker());
             }
-            let wanted = Wanted::of(&each.request);
             let responder = if decoupled { each.take_responder() } else { None };
-            (key, Held::new(wanted, responder, left))
+            (key, Held::new(&each.request, responder, left))
         });
         worker.hold(held)?;
-        worker.send(&text, &inline, fd.as_ref())
+        worker.send(&text, &placed.inline, placed.fd.as_ref())
     }
 
     fn request<'a>(
@@ -203,18 +168,5 @@ impl Instance {
             }
         }
         Ok(())
-    }
-}
-
-fn write(batch: &Batch, target: &mut [u8]) {
-    let mut rest = target;
-    for input in batch.requests.iter().flat_map(|each| &each.request.inputs) {
-        let data = input.data.as_slice();
-        let room = data.len().next_multiple_of(ALIGNMENT).min(rest.len());
-        let (place, after) = rest.split_at_mut(room);
-        if let Some(place) = place.get_mut(..data.len()) {
-            place.copy_from_slice(data);
-        }
-        rest = after;
     }
 }

@@ -4,6 +4,7 @@
 //! `python/worker.py`). Small messages go over that socket ([`channel`], [`message`]), tensors through memory that
 //! both sides map ([`region`]). [`supervisor`] starts a worker again when it ends, and [`instance`] runs batches.
 
+mod call;
 mod channel;
 mod instance;
 mod interpreter;
@@ -22,7 +23,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use trireme_backend::{
-    Backend, InstanceContext, InstanceKind, Model, ModelContext, ModelInstance, ModelTensors, OpenModel,
+    Backend, InstanceContext, InstanceKind, Model, ModelCaller, ModelContext, ModelInstance, ModelTensors,
+    OpenModel,
 };
 use trireme_types::{Error, ModelReport, Result};
 
@@ -102,6 +104,8 @@ impl Backend for PythonBackend {
             stop_limit,
             config,
             decoupled: context.decoupled,
+            model: Arc::clone(&context.name),
+            caller: context.caller.clone(),
             args: json!({
                 "model_name": &*context.name,
                 "model_version": context.version.to_string(),
@@ -155,6 +159,8 @@ struct Opened {
     stop_limit: Duration,
     config: String,
     decoupled: bool,
+    model: Arc<str>,
+    caller: Option<Arc<dyn ModelCaller>>,
     args: Value,
     version_dir: String,
     worker: Mutex<Option<Spare>>,
@@ -175,7 +181,12 @@ impl OpenModel for Opened {
                  request's own tensors",
             ));
         }
-        let promise = Arc::new(Promise { tensors, decoupled: self.decoupled });
+        let promise = Arc::new(Promise {
+            model: Arc::clone(&self.model),
+            tensors,
+            decoupled: self.decoupled,
+            caller: self.caller.clone(),
+        });
         if let Value::Object(open) = &mut self.open {
             open.insert("complete".to_owned(), false.into());
         }

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use trireme_types::{Code, CorrelationId, DataType, Error, ParameterValue, Parameters, Result, Shape};
 
+use crate::call::CallRequest;
+
 /// A tensor: name, number of its data type, shape, place and size of its bytes in the data or the region.
 #[derive(Debug, Serialize)]
 pub(crate) struct SentTensor<'a>(
@@ -100,6 +102,19 @@ pub(crate) enum Op {
     Log {
         level: i64,
         text: String,
+    },
+    /// A request for another model.
+    Call {
+        call: u64,
+        q: CallRequest,
+        #[serde(default)]
+        region: Option<(u64, usize, bool)>,
+    },
+    /// Whether a model serves.
+    ModelReady {
+        call: u64,
+        model: String,
+        version: i64,
     },
     /// Whether the client of a request has gone away.
     Cancelled {

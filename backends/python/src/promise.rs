@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trireme_backend::{ModelTensors, wire_shape};
+use trireme_backend::{ModelCaller, ModelTensors, wire_shape};
 use trireme_types::{
     Error, InferRequest, InferResponse, OutputTensor, RequestedOutput, Result, TensorBuffer,
 };
@@ -25,6 +25,9 @@ impl Wanted {
 
 #[derive(Debug)]
 pub(crate) struct Promise {
+    pub(crate) model: Arc<str>,
+    /// The way to other models.
+    pub(crate) caller: Option<Arc<dyn ModelCaller>>,
     pub(crate) tensors: ModelTensors,
     pub(crate) decoupled: bool,
 }

@@ -17,8 +17,9 @@ use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use trireme_types::{Error, InferResponse, Responder, Result, TensorBuffer};
+use trireme_types::{Error, InferRequest, InferResponse, Responder, Result, TensorBuffer};
 
+use crate::call::{CallRequest, CallSink};
 use crate::channel::{self, Filled, Receiver, Sender};
 use crate::launch::{Launch, spawn};
 use crate::message::{Answer, Notes, Op, WorkerError};
@@ -34,6 +35,9 @@ const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 /// Lines of the worker that a message about its end repeats.
 const LAST_LINES: usize = 20;
 const MAX_LINE: usize = 16 * 1024;
+/// Tensors of a message that are smaller together travel in it, larger ones in a region.
+const INLINE_LIMIT: usize = 32 * 1024;
+const ALIGNMENT: usize = 64;
 
 /// A running worker process.
 pub(crate) struct Worker {
@@ -67,11 +71,14 @@ pub(crate) struct Held {
     /// What a sender answered before the execution ended.
     early: Option<Result<InferResponse>>,
     pub(crate) left: Arc<ClientLeft>,
+    /// Models that wait for it.
+    callers: Vec<Arc<str>>,
 }
 
 impl Held {
-    pub(crate) fn new(wanted: Wanted, responder: Option<Responder>, left: Arc<ClientLeft>) -> Self {
-        Self { wanted, responder, early: None, left }
+    pub(crate) fn new(request: &InferRequest, responder: Option<Responder>, left: Arc<ClientLeft>) -> Self {
+        let callers = request.callers.clone();
+        Self { wanted: Wanted::of(request), responder, early: None, left, callers }
     }
 }
 
@@ -325,9 +332,36 @@ impl Worker {
         }
     }
 
+    /// Brings tensors to where the worker reads them: into the message, or into a region if they are large.
+    pub(crate) fn place(&self, tensors: &[&[u8]]) -> Result<Placed> {
+        let mut size = 0_usize;
+        let mut offsets = Vec::with_capacity(tensors.len());
+        for tensor in tensors {
+            offsets.push(size);
+            let room = tensor.len().checked_next_multiple_of(ALIGNMENT);
+            size = room.and_then(|room| size.checked_add(room)).ok_or_else(|| {
+                Error::invalid_arg("the tensors of this message are larger than the address space")
+            })?;
+        }
+        let mut placed = Placed { offsets, ..Placed::default() };
+        if size <= INLINE_LIMIT {
+            placed.inline.resize(size, 0);
+            write(tensors, &mut placed.inline);
+            return Ok(placed);
+        }
+        let taken = self.inputs.lock().take(size);
+        let (mut region, fd) = taken
+            .map_err(|error| Error::unavailable(format!("no memory for {size} bytes of tensors: {error}")))?;
+        write(tensors, region.bytes_mut());
+        placed.region = Some((region.number, region.len()));
+        placed.fd = fd;
+        self.inputs.lock().lend(region);
+        Ok(placed)
+    }
+
     // ---- called by the thread that watches the process
 
-    fn handle(&self, frame: &channel::Frame, receiver: &mut Receiver) -> Result<()> {
+    fn handle(self: &Arc<Self>, frame: &channel::Frame, receiver: &mut Receiver) -> Result<()> {
         let bad = |error: serde_json::Error| {
             Error::internal(format!("a message of the worker cannot be read: {error}"))
         };
@@ -348,18 +382,52 @@ impl Worker {
                 self.respond(r, f & 1 == 1, a.into_iter().next(), &data);
             }
             Op::Log { level, text } => self.log(level, &text),
+            Op::Call { call, q, region } => {
+                let data = self.data(region, &frame.data, receiver)?;
+                self.call(call, q, &data);
+            }
+            Op::ModelReady { call, model, version } => {
+                let version = Some(version).filter(|version| *version >= 0);
+                let caller = self.promise.get().and_then(|promise| promise.caller.as_ref());
+                let value = caller.is_some_and(|caller| caller.is_ready(&model, version));
+                self.reply(call, value)?;
+            }
             Op::Cancelled { r, call } => {
                 let value = self.state.lock().held.get(&r).is_some_and(|held| {
                     held.left.0.load(Ordering::Relaxed)
                         || held.responder.as_ref().is_some_and(Responder::is_closed)
                 });
-                let reply = serde_json::json!({ "reply": call, "value": value }).to_string();
-                self.sender
-                    .send(reply.as_bytes(), &[], None)
-                    .map_err(|error| Error::internal(error.to_string()))?;
+                self.reply(call, value)?;
             }
         }
         Ok(())
+    }
+
+    fn reply(&self, call: u64, value: bool) -> Result<()> {
+        let reply = serde_json::json!({ "reply": call, "last": true, "value": value }).to_string();
+        self.sender.send(reply.as_bytes(), &[], None).map_err(|error| Error::internal(error.to_string()))
+    }
+
+    fn call(self: &Arc<Self>, call: u64, request: CallRequest, data: &TensorBuffer) {
+        let responder = CallSink::responder(self, call);
+        let Some((promise, caller)) = self.promise.get().and_then(|p| Some((p, p.caller.as_ref()?))) else {
+            responder.finish(Err(Error::unavailable("other models can be called from initialize on")));
+            return;
+        };
+        let mut callers: Vec<Arc<str>> = Vec::new();
+        {
+            let state = self.state.lock();
+            for name in state.held.values().flat_map(|held| &held.callers).chain([&promise.model]) {
+                if !callers.contains(name) {
+                    callers.push(Arc::clone(name));
+                }
+            }
+        }
+        let (model, version) = (request.model.clone(), request.version());
+        match request.into_request(data, callers) {
+            Ok(request) => caller.infer(&model, version, request, responder),
+            Err(error) => responder.finish(Err(error)),
+        }
     }
 
     /// The bytes that a message's tensors lie in.
@@ -455,6 +523,29 @@ impl Worker {
         if let Some(action) = action {
             action();
         }
+    }
+}
+
+/// Where tensors were put for the worker.
+#[derive(Default)]
+pub(crate) struct Placed {
+    pub(crate) offsets: Vec<usize>,
+    pub(crate) inline: Vec<u8>,
+    /// Number and size.
+    pub(crate) region: Option<(u64, usize)>,
+    /// Of a region that the worker does not know yet.
+    pub(crate) fd: Option<OwnedFd>,
+}
+
+fn write(tensors: &[&[u8]], target: &mut [u8]) {
+    let mut rest = target;
+    for tensor in tensors {
+        let room = tensor.len().next_multiple_of(ALIGNMENT).min(rest.len());
+        let (place, after) = rest.split_at_mut(room);
+        if let Some(place) = place.get_mut(..tensor.len()) {
+            place.copy_from_slice(tensor);
+        }
+        rest = after;
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use trireme_types::{DataType, TensorSpec};
 
+use crate::caller::ModelCaller;
 use crate::padding::PaddingPlan;
 use crate::ragged::{BatchInput, BatchOutput};
 
@@ -58,6 +59,8 @@ pub struct ModelContext {
     pub decoupled: bool,
     /// Threads that one execution may use, the calling one included: the model's share of the thread budget.
     pub threads: usize,
+    /// Runs requests for other models; `None` where there are none, as when a model is opened in a test.
+    pub caller: Option<Arc<dyn ModelCaller>>,
     /// The configuration as JSON, as the `/config` endpoint would serve it at this point.
     pub config_json: Arc<str>,
 }

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod caller;
 mod context;
 pub mod padding;
 pub mod ragged;
@@ -16,6 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use batch::{Batch, BatchRequest, BatchTimes};
+pub use caller::ModelCaller;
 pub use context::{BackendSettings, InstanceContext, InstanceKind, ModelContext, ModelFiles, ModelTensors};
 pub use tensors::{BatchRows, engine_shape, wire_shape};
 use trireme_types::{MemoryUsage, ModelReport, Result};

@@ -8,6 +8,7 @@
 
 mod batch_kind;
 mod cache;
+mod caller;
 mod check;
 mod ensemble;
 mod executor;

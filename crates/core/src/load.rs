@@ -30,6 +30,7 @@ use self::instances::InstancePlan;
 pub(crate) use self::order::order;
 
 use crate::cache::{Made, ModelCache, ResponseCache};
+use crate::caller::TableCaller;
 use crate::check::Finding;
 use crate::executor::Executor;
 use crate::host_policy::{Cores, HostPolicies};
@@ -403,6 +404,7 @@ impl Loader {
                 .collect(),
             decoupled: config.model_transaction_policy.as_ref().is_some_and(|policy| policy.decoupled),
             threads: budget.per_instance(instances),
+            caller: Some(Arc::new(TableCaller::new(&self.table))),
             config_json: Arc::from(trireme_config::to_json(config)),
         }
     }

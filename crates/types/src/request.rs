@@ -56,6 +56,8 @@ pub struct InferRequest {
     pub timeout_us: u64,
     /// When the first byte of the request had been received.
     pub received: Instant,
+    /// Models that wait for this request, the outermost first: those that called one another up to here.
+    pub callers: Vec<Arc<str>>,
     /// Rows in the batch dimension; 1 for models without one. Set by the server when it normalises the request.
     pub batch_size: usize,
 }
@@ -76,6 +78,7 @@ impl InferRequest {
             priority: 0,
             timeout_us: 0,
             received,
+            callers: Vec::new(),
             batch_size: 1,
         }
     }
