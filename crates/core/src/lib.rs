@@ -10,6 +10,7 @@ mod batch_kind;
 mod cache;
 mod caller;
 mod check;
+mod control;
 mod ensemble;
 mod executor;
 mod host_policy;

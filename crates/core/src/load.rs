@@ -209,6 +209,17 @@ impl Loader {
 
     /// Loads every version that the model's policy selects.
     pub(crate) fn load(&self, source: &ModelSource, overrides: &LoadOverrides) -> Loaded {
+        self.load_beside(source, overrides, &[])
+    }
+
+    /// As [`Loader::load`], but versions in `kept` are taken as they are: neither they nor what versions share has changed
+    /// since they were loaded.
+    pub(crate) fn load_beside(
+        &self,
+        source: &ModelSource,
+        overrides: &LoadOverrides,
+        kept: &[Arc<ModelVersion>],
+    ) -> Loaded {
         let mut warnings = Vec::new();
         let plan = match self.plan(source, overrides, &mut warnings) {
             Ok(plan) => plan,
@@ -216,7 +227,7 @@ impl Loader {
                 return Loaded { warnings, failures: failure.per_version(), ..Loaded::default() };
             }
         };
-        let mut loaded = self.load_versions(plan);
+        let mut loaded = self.load_versions(plan, kept);
         warnings.append(&mut loaded.warnings);
         loaded.warnings = warnings;
         loaded
@@ -232,15 +243,6 @@ impl Loader {
         let name = source.name.as_str();
         if let Place::Ambiguous(paths) = &source.place {
             return Err(Box::new(advice::ambiguous(name, paths)));
-        }
-        if !overrides.files.is_empty() {
-            let error = Error::unsupported(
-                "loading a model from files in the request is not available yet; put the files into the repository",
-            );
-            return Err(Box::new(LoadFailure::of_model(
-                error,
-                "Put the model into the repository and load it by name.",
-            )));
         }
         let ReadConfig { mut config, places, notes } = files::read_config(source, &self.options, overrides)?;
         let mut tell =
@@ -318,16 +320,24 @@ impl Loader {
         }
     }
 
-    fn load_versions(&self, plan: Plan<'_>) -> Loaded {
+    fn load_versions(&self, plan: Plan<'_>, kept: &[Arc<ModelVersion>]) -> Loaded {
         let Some(backend) = plan.backend else { return self.load_ensemble(plan) };
         let name = plan.source.name.clone();
         let mut loaded = Loaded::default();
         let mut config = plan.config;
         let places = plan.places;
         let mut completed = false;
+        if let Some(model) = kept.first() {
+            config = model.config().clone();
+            completed = true;
+        }
         // Threads that the engine makes for the model inherit the cores of its host policies.
         let _bound = self.cores(&config).map(|cores| cores.bind());
         for &version in &plan.versions {
+            if let Some(model) = kept.iter().find(|model| model.version() == version) {
+                loaded.versions.push(Arc::clone(model));
+                continue;
+            }
             let started = Instant::now();
             let result = self.open(plan.source, backend, &config, version).and_then(|(opened, context)| {
                 if !completed {

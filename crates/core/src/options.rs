@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use trireme_backend::BackendSettings;
 
@@ -57,6 +58,8 @@ pub struct ServerOptions {
     pub repositories: Vec<PathBuf>,
     pub single_models: Vec<SingleModel>,
     pub control_mode: ModelControlMode,
+    /// Time between looks at the repositories in poll mode.
+    pub poll_interval: Duration,
     /// Models to load at start in explicit mode; `*` alone is all of them.
     pub load_models: Vec<String>,
     /// Name of the configuration file in `configs/` to prefer over `config.pbtxt`.
@@ -99,6 +102,7 @@ impl Default for ServerOptions {
             repositories: Vec::new(),
             single_models: Vec::new(),
             control_mode: ModelControlMode::None,
+            poll_interval: Duration::from_secs(15),
             load_models: Vec::new(),
             model_config_name: None,
             strict_config: false,

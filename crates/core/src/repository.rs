@@ -4,12 +4,17 @@
 //! the `..data` links of Kubernetes volumes), plain files at the top, version folders with other names than
 //! numbers. Symbolic links are followed.
 
+mod stamp;
+mod upload;
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use trireme_types::{Error, Result};
 
+pub(crate) use self::stamp::Stamp;
+pub(crate) use self::upload::Upload;
 use crate::options::SingleModel;
 
 /// Folders that tools leave beside models.

@@ -1,6 +1,8 @@
 //! The façade that every frontend uses: everything that can be asked of the server, in the words of the protocol.
 
+mod index;
 mod loading;
+mod polling;
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +13,9 @@ use std::time::{Duration, Instant};
 use trireme_backend::Backend;
 use trireme_types::{Error, InferRequest, Responder, Result};
 
+pub use self::index::IndexEntry;
 use crate::cache::ResponseCache;
+use crate::control::Control;
 use crate::executor::Executor;
 use crate::load::{Dependents, LoadFailure, Loader};
 use crate::log_settings::{LogControl, LogSettings, LogValue};
@@ -49,15 +53,6 @@ pub struct ServerMetadata {
     pub extensions: &'static [&'static str],
 }
 
-/// One line of the repository index. A model that was never loaded has a name only.
-#[derive(Clone, Debug)]
-pub struct IndexEntry {
-    pub name: String,
-    pub version: Option<i64>,
-    pub state: Option<ModelState>,
-    pub reason: String,
-}
-
 /// One line of the start-up table.
 #[derive(Clone, Debug)]
 pub struct LoadRow {
@@ -79,6 +74,7 @@ pub struct Server {
     cache: Option<Arc<ResponseCache>>,
     table: Arc<ModelTable>,
     dependents: Dependents,
+    control: Arc<Control>,
     shared_memory: SharedMemory,
     metrics: Metrics,
     stopping: AtomicBool,
@@ -120,6 +116,7 @@ impl Server {
             cache,
             table,
             dependents: Dependents::default(),
+            control: Arc::default(),
             shared_memory,
             metrics: Metrics::default(),
             stopping: AtomicBool::new(false),
@@ -127,7 +124,9 @@ impl Server {
         };
         let sources = repository::scan(&server.options.repositories, &server.options.single_models)?;
         server.load_at_start(sources)?;
-        Ok(Arc::new(server))
+        let server = Arc::new(server);
+        Self::watch_repositories(&server)?;
+        Ok(server)
     }
 
     pub fn options(&self) -> &ServerOptions {
@@ -230,41 +229,6 @@ impl Server {
         Ok(found)
     }
 
-    /// Every model that the repositories hold or that was ever loaded, by name.
-    pub fn repository_index(&self, ready_only: bool) -> Vec<IndexEntry> {
-        let mut index = Vec::new();
-        let entries = self.table.entries();
-        for (name, entry) in &entries {
-            for (version, state) in &entry.states {
-                index.push(IndexEntry {
-                    name: name.to_string(),
-                    version: Some(*version),
-                    state: Some(state.state),
-                    reason: state.reason.clone(),
-                });
-            }
-            if entry.states.is_empty() {
-                let reason = entry.failures.first().map(|failure| failure.reason()).unwrap_or_default();
-                let state = (!reason.is_empty()).then_some(ModelState::Unavailable);
-                index.push(IndexEntry { name: name.to_string(), version: None, state, reason });
-            }
-        }
-        let on_disk = repository::scan(&self.options.repositories, &[]).unwrap_or_default();
-        for source in on_disk.iter().filter(|source| !entries.contains_key(source.name.as_str())) {
-            index.push(IndexEntry {
-                name: source.name.clone(),
-                version: None,
-                state: None,
-                reason: String::new(),
-            });
-        }
-        if ready_only {
-            index.retain(|entry| entry.state == Some(ModelState::Ready));
-        }
-        index.sort_by(|a, b| (&a.name, a.version).cmp(&(&b.name, b.version)));
-        index
-    }
-
     /// Checks a request and lets the model run it. Returns before the model has run, unless the model is known to
     /// be quick. The answer, an error included, goes through the responder.
     pub fn infer(&self, model: &Arc<ModelVersion>, request: InferRequest, responder: Responder) {
@@ -343,7 +307,7 @@ impl Server {
         let deadline = Instant::now() + timeout;
         let mut pause = Duration::from_micros(200);
         loop {
-            let models = self.table.serving();
+            let models = [self.table.serving(), self.control.leaving()].concat();
             let left = self.entered.load(Ordering::Acquire)
                 + models.iter().map(|model| model.in_flight()).sum::<usize>();
             let now = Instant::now();
@@ -358,8 +322,11 @@ impl Server {
     /// Takes every model out of service.
     pub fn unload_all(&self) {
         for name in self.table.entries().keys() {
-            self.retire(name);
+            for model in self.retire(name) {
+                model.stop();
+            }
         }
+        self.control.stop();
     }
 
     /// The start-up table with advice for every failure.

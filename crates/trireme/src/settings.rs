@@ -242,10 +242,7 @@ fn server(flags: &Flags, warnings: &mut Vec<String>) -> Result<ServerOptions> {
     let control_mode = match flags.last("model-control-mode").map(str::to_ascii_lowercase).as_deref() {
         None | Some("none") => ModelControlMode::None,
         Some("explicit") => ModelControlMode::Explicit,
-        Some("poll") => bail!(
-            "--model-control-mode=poll cannot be followed: watching the repository is not available yet in this version \
-             of trireme; use explicit and the load API, or none"
-        ),
+        Some("poll") => ModelControlMode::Poll,
         Some(other) => bail!("--model-control-mode expects none, poll or explicit, got '{other}'"),
     };
     let load_models = flags.all("load-model").to_vec();
@@ -278,12 +275,19 @@ fn server(flags: &Flags, warnings: &mut Vec<String>) -> Result<ServerOptions> {
         repositories,
         single_models,
         control_mode,
+        poll_interval: Duration::from_secs(u64::try_from(number(
+            flags,
+            "repository-poll-secs",
+            15,
+            1,
+            86_400,
+        )?)?),
         load_models,
         model_config_name,
         strict_config: strict_old || strict_new,
         strict_readiness: boolean(flags, "strict-readiness", true)?,
         load_threads: count("model-load-thread-count", 4, 1)?,
-        load_retries: 0,
+        load_retries: count("model-load-retry-count", 0, 0)?,
         backend_settings: backend_settings(flags)?,
         cache: cache::cache(flags, warnings)?,
         shared_memory: shared_memory::shared_memory(flags)?,

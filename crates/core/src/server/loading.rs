@@ -1,51 +1,91 @@
 //! Loading and unloading: in which order, what comes along, and what takes the place of what.
 //!
-//! *Invariants:* the table changes only here; a version is stopped after it has been taken out of the table.
+//! *Invariants:* the table changes only here; a version is let go after it has been taken out of the table, and
+//! none is refused a request that has found it there.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use trireme_types::{Error, Result};
 
 use super::Server;
+use crate::control::{Claim, Record};
 use crate::load::{LoadOverrides, Loaded, order};
 use crate::model::ModelVersion;
 use crate::options::ModelControlMode;
-use crate::repository::{self, ModelSource};
-use crate::table::{Entry, UNLOADED, VersionState};
+use crate::repository::{self, ModelSource, Stamp, Upload};
+use crate::table::{Entry, ModelState, UNLOADED, VersionState};
+
+/// Pause before a failed load is tried again, times the number of tries.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a load came to, and what it was made from.
+struct Tried {
+    loaded: Loaded,
+    record: Record,
+}
 
 impl Server {
     /// Loads a model or loads it anew. Blocks until it is ready or has failed; the versions that served before keep
-    /// serving until the new ones do, and go on if those fail.
+    /// serving until the new ones do, and go on if those fail. Nothing happens if the model has not changed since it was
+    /// loaded and the request brings nothing along; what an earlier request brought along is forgotten by a plain one.
     ///
     /// # Errors
     /// `UNAVAILABLE` outside explicit mode, `INTERNAL` for a model that no repository holds or whose configuration
-    /// cannot be read, `INVALID_ARG` when a version cannot be loaded.
+    /// cannot be read, `INVALID_ARG` when a version cannot be loaded or a file of the request has no place.
     pub fn load_model(&self, name: &str, overrides: LoadOverrides) -> Result<()> {
         self.check_explicit()?;
         repository::check_model_name(name)?;
         let poll_failed = |detail: &str| {
             Error::internal(format!("failed to load '{name}', failed to poll from model repository{detail}"))
         };
+        let LoadOverrides { config, files } = overrides;
+        if config.is_none() && !files.is_empty() {
+            return Err(Error::invalid_arg(
+                "Load parameter 'config' must be specified for model file override",
+            ));
+        }
+        let upload = match files.is_empty() {
+            true => None,
+            false => Some(Arc::new(Upload::new(name, &files)?)),
+        };
+        drop(files);
+        let overrides = LoadOverrides { config, files: Vec::new() };
         let sources = repository::scan(&self.options.repositories, &self.options.single_models)?;
-        let Some(source) = sources.iter().find(|source| source.name == name) else {
+        let uploaded = upload.as_ref().map(|upload| upload.source(name));
+        let Some(source) = uploaded.as_ref().or_else(|| sources.iter().find(|source| source.name == name))
+        else {
             return Err(poll_failed(&format!(": no directory '{name}' in {}", self.repositories_text())));
         };
-        let (steps, loaded) = match self.load_composing_models(source, &sources, &overrides) {
-            Ok(steps) => (steps, self.loader.load(source, &overrides)),
-            Err(way) => (Vec::new(), Loaded::circular(&way)),
+        let _claim = self.claim(source, &sources, &overrides);
+        let (steps, mut tried) = match self.load_composing_models(source, &sources, &overrides) {
+            Ok(steps) if self.is_unchanged(source, &overrides) => {
+                tracing::debug!("model '{name}' has not changed since it was loaded");
+                self.dependents.loaded(name, &steps, &overrides, true);
+                return Ok(());
+            }
+            Ok(steps) => (steps, self.try_load(source, &overrides)),
+            Err(way) => (Vec::new(), self.not_loaded(source, Loaded::circular(&way))),
         };
-        if let Some(failure) = loaded.failures.iter().find(|failure| failure.version.is_none()) {
-            return Err(if failure.error.code() == trireme_types::Code::Unsupported {
+        tried.record.upload = upload;
+        if let Some(failure) = tried.loaded.failures.iter().find(|failure| failure.version.is_none()) {
+            let error = if failure.error.code() == trireme_types::Code::Unsupported {
                 failure.error.clone()
             } else if failure.is_version_policy() {
                 Error::invalid_arg(format!("load failed for model '{name}': {}\n", failure.error))
             } else {
                 poll_failed(&format!(": {}", failure.error))
-            });
+            };
+            if self.serves(name) {
+                self.publish(name, tried);
+            }
+            return Err(error);
         }
-        let failed: String = loaded
+        let failed: String = tried
+            .loaded
             .failures
             .iter()
             .filter_map(|failure| {
@@ -53,7 +93,7 @@ impl Server {
                 Some(format!("version {version} is at UNAVAILABLE state: {};\n", failure.reason()))
             })
             .collect();
-        self.publish(name, loaded);
+        self.publish(name, tried);
         self.dependents.loaded(name, &steps, &overrides, true);
         self.look_at_users(name, &sources);
         if failed.is_empty() {
@@ -71,20 +111,95 @@ impl Server {
     /// `UNAVAILABLE` outside explicit mode.
     pub fn unload_model(&self, name: &str, unload_dependents: bool) -> Result<()> {
         self.check_explicit()?;
+        self.take_out(name, unload_dependents);
+        Ok(())
+    }
+
+    /// As [`Server::unload_model`], in any mode.
+    pub(super) fn take_out(&self, name: &str, unload_dependents: bool) {
         let mut gone = vec![name.to_owned()];
         let useless = self.dependents.unloaded(name);
         if unload_dependents {
             gone.extend(useless);
         }
+        let users = gone.iter().flat_map(|name| self.dependents.users(name)).map(|(name, _)| name);
+        let touched: BTreeSet<String> = gone.iter().cloned().chain(users).collect();
+        let _claim = self.control.claim(touched);
         for name in gone.iter().filter(|name| self.table.entry(name).is_some()) {
             self.retire(name);
+            self.control.unloaded(name);
         }
         let sources =
             repository::scan(&self.options.repositories, &self.options.single_models).unwrap_or_default();
         for name in &gone {
             self.look_at_users(name, &sources);
         }
-        Ok(())
+    }
+
+    /// The right to change a model, the models that it is made of, and the ensembles that use any of them.
+    fn claim(&self, source: &ModelSource, sources: &[ModelSource], overrides: &LoadOverrides) -> Claim<'_> {
+        let needed = self.needed(std::slice::from_ref(source), sources, overrides);
+        let mut names: BTreeSet<String> = needed.into_iter().map(|source| source.name).collect();
+        names.insert(source.name.clone());
+        let users = names.iter().flat_map(|name| self.dependents.users(name)).map(|(name, _)| name);
+        let users: Vec<String> = users.collect();
+        self.control.claim(names.into_iter().chain(users))
+    }
+
+    fn serves(&self, name: &str) -> bool {
+        self.table.entry(name).is_some_and(|entry| !entry.ready.is_empty())
+    }
+
+    /// Whether a model serves exactly what a load would make of it.
+    fn is_unchanged(&self, source: &ModelSource, overrides: &LoadOverrides) -> bool {
+        if overrides.config.is_some() || !self.serves(&source.name) {
+            return false;
+        }
+        let Some(record) = self.control.record(&source.name).filter(|record| !record.is_overridden()) else {
+            return false;
+        };
+        // A load that failed is tried again, whatever it saw.
+        !self.control.has_failed(&source.name) && Stamp::of(source, Some(&record.stamp)) == record.stamp
+    }
+
+    /// Loads a model beside what serves. Versions that have not changed are taken over.
+    fn try_load(&self, source: &ModelSource, overrides: &LoadOverrides) -> Tried {
+        let name = source.name.as_str();
+        let before = self.control.record(name);
+        let stamp = Stamp::of(source, self.control.last_try(name).as_ref());
+        let _loading = self.control.begin_load(source, &stamp, self.options.load_threads);
+        let kept: Vec<Arc<ModelVersion>> = match &before {
+            Some(before)
+                if !before.is_overridden() && overrides.config.is_none() && stamp.shares(&before.stamp) =>
+            {
+                let entry = self.table.entry(name);
+                let ready = entry.iter().flat_map(|entry| &entry.ready);
+                let same = |model: &&Arc<ModelVersion>| {
+                    model.ensemble().is_none() && stamp.has_same_version(&before.stamp, model.version())
+                };
+                ready.filter(same).cloned().collect()
+            }
+            _ => Vec::new(),
+        };
+        tracing::info!("loading: {name}");
+        let mut loaded = self.loader.load_beside(source, overrides, &kept);
+        for retry in 1..=self.options.load_retries {
+            let Some(failure) = loaded.failures.first() else { break };
+            tracing::warn!(
+                "loading '{name}' failed, try {retry} of {} follows: {}",
+                self.options.load_retries,
+                failure.reason()
+            );
+            thread::sleep(RETRY_PAUSE.saturating_mul(u32::try_from(retry.min(10)).unwrap_or(1)));
+            loaded = self.loader.load_beside(source, overrides, &kept);
+        }
+        Tried { loaded, record: Record { stamp, overrides: overrides.clone(), upload: None } }
+    }
+
+    /// A load that ended before it began.
+    fn not_loaded(&self, source: &ModelSource, loaded: Loaded) -> Tried {
+        let stamp = Stamp::of(source, self.control.last_try(&source.name).as_ref());
+        Tried { loaded, record: Record { stamp, ..Record::default() } }
     }
 
     fn check_explicit(&self) -> Result<()> {
@@ -101,14 +216,29 @@ impl Server {
     }
 
     pub(super) fn load_at_start(&self, sources: Vec<ModelSource>) -> Result<()> {
-        let none = LoadOverrides::default();
         let (asked_for, needed) = self.wanted_at_start(sources)?;
         let names: Vec<String> = asked_for.iter().map(|source| source.name.clone()).collect();
-        let wanted = [asked_for, needed].concat();
+        self.load_in_order(&[asked_for, needed].concat(), &names);
+        Ok(())
+    }
+
+    /// Loads models that have come or changed, and sees to the ensembles that use them.
+    pub(super) fn load_changed(&self, changed: &[ModelSource], sources: &[ModelSource]) {
+        let names: Vec<String> = changed.iter().map(|source| source.name.clone()).collect();
+        self.load_in_order(changed, &names);
+        for name in &names {
+            self.look_at_users(name, sources);
+        }
+    }
+
+    /// Loads models, an ensemble after those of its steps, and those that do not need one another side by side.
+    fn load_in_order(&self, wanted: &[ModelSource], asked_for: &[String]) {
+        let none = LoadOverrides::default();
         let steps =
             wanted.iter().map(|source| (source.name.clone(), self.loader.composing_models(source, &none)));
         let steps: Vec<(String, Vec<String>)> = steps.collect();
         let order = order(&steps);
+        let ended = AtomicUsize::new(0);
         for wave in &order.waves {
             let next = AtomicUsize::new(0);
             let load = || {
@@ -116,8 +246,12 @@ impl Server {
                     let (Some(source), Some((name, steps))) = (wanted.get(*place), steps.get(*place)) else {
                         continue;
                     };
-                    self.publish(name, self.loader.load(source, &none));
-                    self.dependents.loaded(name, steps, &none, names.contains(name));
+                    self.publish(name, self.try_load(source, &none));
+                    self.dependents.loaded(name, steps, &none, asked_for.contains(name));
+                    let ended = ended.fetch_add(1, Ordering::Relaxed) + 1;
+                    if wanted.len() > 1 {
+                        tracing::info!("loaded {ended} of {} models", wanted.len());
+                    }
                 }
             };
             thread::scope(|scope| {
@@ -128,11 +262,10 @@ impl Server {
             });
         }
         for (place, way) in &order.circular {
-            if let Some((name, _)) = steps.get(*place) {
-                self.publish(name, Loaded::circular(way));
+            if let Some(source) = wanted.get(*place) {
+                self.publish(&source.name, self.not_loaded(source, Loaded::circular(way)));
             }
         }
-        Ok(())
     }
 
     /// Models to load at start: those asked for, and those that they need as steps.
@@ -146,7 +279,8 @@ impl Server {
         for name in names {
             repository::check_model_name(name)?;
             if !sources.iter().any(|source| source.name == *name) {
-                self.publish(name, Loaded::missing(name, &self.repositories_text()));
+                let loaded = Loaded::missing(name, &self.repositories_text());
+                self.publish(name, Tried { loaded, record: Record::default() });
             }
         }
         let is_asked_for = |source: &ModelSource| names.contains(&source.name) || single(source);
@@ -177,7 +311,7 @@ impl Server {
         found
     }
 
-    /// Loads the models that an ensemble is made of, unless they serve already. Returns those of its own steps.
+    /// Loads the models that an ensemble is made of, unless they serve already and have not changed. Returns those of its own steps.
     ///
     /// # Errors
     /// It is made of itself: the way around.
@@ -200,11 +334,13 @@ impl Server {
         }
         for place in order.waves.into_iter().flatten() {
             let (Some(source), Some((name, steps))) = (needed.get(place), list.get(place)) else { continue };
-            let serves = self.table.entry(name).is_some_and(|entry| !entry.ready.is_empty());
-            if !serves {
-                self.publish(name, self.loader.load(source, &none));
-                self.dependents.loaded(name, steps, &none, false);
+            let is_overridden = self.control.record(name).is_some_and(|record| record.is_overridden());
+            if self.serves(name) && (is_overridden || self.is_unchanged(source, &none)) {
+                continue;
             }
+            self.publish(name, self.try_load(source, &none));
+            self.dependents.loaded(name, steps, &none, false);
+            self.look_at_users(name, sources);
         }
         Ok(steps)
     }
@@ -213,7 +349,14 @@ impl Server {
     /// until it does.
     fn look_at_users(&self, model: &str, sources: &[ModelSource]) {
         for (name, overrides) in self.dependents.users(model) {
-            let Some(source) = sources.iter().find(|source| source.name == name) else { continue };
+            let record = self.control.record(&name).unwrap_or_default();
+            let uploaded = record.upload.as_ref().map(|upload| upload.source(&name));
+            let Some(source) =
+                uploaded.as_ref().or_else(|| sources.iter().find(|source| source.name == name))
+            else {
+                continue;
+            };
+            let stamp = Stamp::of(source, Some(&record.stamp));
             let loaded = self.loader.load(source, &overrides);
             if let Some(failure) = loaded.failures.first() {
                 tracing::warn!("ensemble '{name}' is out of service: {}", failure.error);
@@ -229,44 +372,57 @@ impl Server {
                     && entry.ready.iter().zip(&loaded.versions).all(|(old, new)| same(old, new))
             });
             if !is_unchanged {
-                self.publish(&name, loaded);
+                let record = Record { stamp, overrides, upload: record.upload };
+                self.publish(&name, Tried { loaded, record });
             }
         }
     }
 
-    /// Puts loaded versions in place of the old ones. If any version failed and an older load serves, that one
-    /// stays and the failure is only told.
-    fn publish(&self, name: &str, loaded: Loaded) {
+    /// Puts loaded versions in place of the old ones, at once. If any version failed and an older load serves, that one
+    /// stays, and the failure is told in the log and the index. Requests that have found an old version before are served
+    /// by it; it goes with the last of them.
+    fn publish(&self, name: &str, tried: Tried) {
+        let Tried { loaded, record } = tried;
         for failure in &loaded.failures {
             let version = failure.version.map(|version| format!(" version {version}")).unwrap_or_default();
             tracing::error!("failed to load '{name}'{version}: {}", failure.reason());
         }
-        for model in &loaded.versions {
-            tracing::info!("successfully loaded '{name}' version {}", model.version());
-        }
-        let mut useless = Vec::new();
         let mut kept = false;
         let before = self.table.update(name, |old| {
-            let serving = old.is_some_and(|old| !old.ready.is_empty());
-            kept = serving && !loaded.failures.is_empty();
+            kept = old.is_some_and(|old| !old.ready.is_empty()) && !loaded.failures.is_empty();
             match old {
-                Some(old) if kept => {
-                    useless.clone_from(&loaded.versions);
-                    old.clone()
-                }
-                _ => loaded.to_entry(),
+                Some(old) if kept => still_serving(old, &loaded),
+                Some(old) => in_place_of(old, &loaded),
+                None => loaded.to_entry(),
             }
         });
-        let replaced = match before {
-            Some(before) if !kept => before.ready.clone(),
-            _ => useless,
-        };
-        for model in replaced {
-            model.stop();
+        if kept {
+            tracing::warn!("'{name}' serves on as it was loaded before");
+            self.control.failed(name, record.stamp);
+            return;
+        }
+        let old: &[Arc<ModelVersion>] = before.as_ref().map_or(&[], |before| &before.ready);
+        let is_in = |list: &[Arc<ModelVersion>], model| list.iter().any(|one| Arc::ptr_eq(one, model));
+        for model in loaded.versions.iter().filter(|model| !is_in(old, model)) {
+            tracing::info!("successfully loaded '{name}' version {}", model.version());
+        }
+        for model in old.iter().filter(|model| !is_in(&loaded.versions, model)) {
+            self.let_go(model);
+            if !loaded.versions.iter().any(|new| new.version() == model.version()) {
+                tracing::info!("successfully unloaded '{name}' version {}", model.version());
+            }
+        }
+        let failed = (!loaded.failures.is_empty()).then(|| record.stamp.clone());
+        if !loaded.versions.is_empty() {
+            self.control.loaded(name, record);
+        }
+        if let Some(stamp) = failed {
+            self.control.failed(name, stamp);
         }
     }
 
-    pub(super) fn retire(&self, name: &str) {
+    /// Takes a model out of the table. Returns the versions that were there.
+    pub(super) fn retire(&self, name: &str) -> Vec<Arc<ModelVersion>> {
         let before = self.table.update(name, |old| {
             let versions = old.iter().flat_map(|old| &old.ready).map(|model| model.version());
             Entry {
@@ -275,9 +431,37 @@ impl Server {
                 failures: Vec::new(),
             }
         });
-        for model in before.iter().flat_map(|entry| &entry.ready) {
-            model.stop();
+        let gone = before.map(|entry| entry.ready.clone()).unwrap_or_default();
+        for model in &gone {
+            self.let_go(model);
             tracing::info!("successfully unloaded '{name}' version {}", model.version());
         }
+        gone
     }
+
+    /// A version is out of the table: nothing need wait for more requests in it.
+    fn let_go(&self, model: &Arc<ModelVersion>) {
+        self.control.leaves(model);
+        model.drain();
+    }
+}
+
+/// An entry whose reload failed.
+fn still_serving(old: &Entry, loaded: &Loaded) -> Entry {
+    let mut entry = old.clone();
+    let reasons: Vec<String> = loaded.failures.iter().map(|failure| failure.reason()).collect();
+    let reason = format!("the last load failed, what was loaded before serves on: {}", reasons.join("; "));
+    for state in entry.states.values_mut().filter(|state| state.state == ModelState::Ready) {
+        state.reason.clone_from(&reason);
+    }
+    entry
+}
+
+/// An entry that takes the place of another. Versions that are no more are told as unloaded.
+fn in_place_of(old: &Entry, loaded: &Loaded) -> Entry {
+    let mut entry = loaded.to_entry();
+    for model in &old.ready {
+        entry.states.entry(model.version()).or_insert_with(|| VersionState::unavailable(UNLOADED));
+    }
+    entry
 }

@@ -48,7 +48,7 @@ fn says_which_flag_is_wrong_and_what_it_wants() {
             "--load-model=* loads every",
         ),
         (vec![m, "--grpc-port=8000"], "both want 0.0.0.0:8000"),
-        (vec![m, "--model-control-mode=poll"], "watching the repository is not available yet"),
+        (vec![m, "--repository-poll-secs=0"], "--repository-poll-secs"),
         (vec![m, "--shm-max-bytes=0"], "--shm-max-bytes expects a whole number"),
         (vec![m, "--trace-config=level=TIMESTAMPS"], "tracing is not available yet"),
         (vec![m, "--cache-config=local,size=1MB"], "--cache-config local,size expects a number of bytes"),
