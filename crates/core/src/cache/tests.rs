@@ -234,6 +234,7 @@ fn a_model_that_is_loaded_anew_starts_with_nothing_kept() {
     write_model(root.path(), "other", ENABLED);
     let server = start(root.path(), local(1 << 20));
     let (before, other) = (number(&server, "m", b"a"), number(&server, "other", b"a"));
+    fs_err::write(root.path().join("m/1/weights"), "changed").expect("can write");
     server.load_model("m", LoadOverrides::default()).expect("loads");
     let after = number(&server, "m", b"a");
     assert_ne!(before, after);
@@ -274,6 +275,7 @@ fn an_ensemble_forgets_when_a_model_of_its_steps_is_loaded_anew() {
     assert_eq!(number(&server, "inner", b"a"), first, "it has the answer that the outer one asked for");
     server.load_model("other", LoadOverrides::default()).expect("loads");
     assert_eq!(number(&server, "outer", b"a"), first, "that one has no part in it");
+    fs_err::write(root.path().join("m/1/weights"), "changed").expect("can write");
     server.load_model("m", LoadOverrides::default()).expect("loads");
     let second = number(&server, "outer", b"a");
     assert_ne!(second, first);

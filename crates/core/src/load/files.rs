@@ -55,6 +55,15 @@ pub(super) fn read_config(
         let config = trireme_config::from_json(json).map_err(|errors| {
             let mut failure = advice::config(&errors);
             failure.error = failure.error.prefixed("Invalid config override: ");
+            if has_parameters_as_entry(json) {
+                failure.error = Error::new(
+                    failure.error.code(),
+                    format!(
+                        "{}; parameters are an object by name: \"parameters\": {{\"NAME\": {{\"string_value\": \"...\"}}}}",
+                        failure.error.message()
+                    ),
+                );
+            }
             failure
         })?;
         return Ok(ReadConfig { config, ..ReadConfig::default() });
@@ -95,6 +104,17 @@ pub(super) fn read_config(
         }
         Err(errors) => Err(advice::config(&errors)),
     }
+}
+
+/// Whether `parameters` is written as one entry of the map, the way that `config.pbtxt` has it.
+fn has_parameters_as_entry(json: &str) -> bool {
+    let config: Option<serde_json::Value> = serde_json::from_str(json).ok();
+    let parameters = config.as_ref().and_then(|config| config.get("parameters"));
+    let is_entry = |value: &serde_json::Value| value.get("key").is_some_and(serde_json::Value::is_string);
+    parameters.is_some_and(|parameters| match parameters.as_array() {
+        Some(list) => list.iter().any(is_entry),
+        None => is_entry(parameters),
+    })
 }
 
 /// Path of the configuration file, if there is one.
