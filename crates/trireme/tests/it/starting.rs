@@ -50,7 +50,7 @@ fn a_wrong_flag_is_told_with_the_nearest() {
 
 #[test]
 fn what_is_not_built_yet_is_refused_by_name() {
-    for flag in ["--trace-level=TENSORS", "--model-control-mode=poll", "--model-namespacing=true"] {
+    for flag in ["--trace-level=TENSORS", "--model-namespacing=true"] {
         let ended = run(["serve", "--model-repository=/m", flag]);
         fails_with(&ended, &format!("error: {flag} cannot be followed"));
         assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
