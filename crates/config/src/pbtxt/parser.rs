@@ -102,10 +102,8 @@ impl<'a> Parser<'a> {
                 return std::mem::replace(&mut self.token, next);
             }
             let error = ConfigError::new(problem.message.clone()).with_hint(problem.hint.unwrap_or_default());
-            if self.errors.len() < MAX_ERRORS {
-                // Whether to stop is asked at the next error.
-                let _ = self.report(error, next.start, next.end);
-            }
+            // Whether to stop is asked at the next error.
+            let _ = self.report(error, next.start, next.end);
         }
     }
 
@@ -132,6 +130,10 @@ impl<'a> Parser<'a> {
 
     /// Notes an error at a part of the text, with the member being read as its path.
     pub(super) fn report(&mut self, error: ConfigError, start: usize, end: usize) -> Step {
+        // The step after a blank that could not stop the parser.
+        if self.errors.len() >= MAX_ERRORS {
+            return Err(Stop);
+        }
         let span = self.span(start, end);
         let mut error = error;
         if error.path.is_none() && !self.path.is_empty() {

@@ -290,6 +290,8 @@ fn several_errors_at_once() {
     let lines: Vec<_> = errors.iter().filter_map(|e| e.line).collect();
     assert_eq!(lines, [1, 2, 2, 3, 4]);
     assert_eq!(refuse(&"x: 1\n".repeat(1000)).len(), 20);
+    // Blanks that are none are told as they are passed, and count.
+    assert_eq!(refuse(&format!("{}x: 1\n", "x: 1\n".repeat(19).replace("x:", "\u{200b}x:"))).len(), 20);
 }
 
 #[test]

@@ -43,6 +43,8 @@ pub(super) fn execute(engine: &mut dyn ModelInstance, mut pending: Vec<Pending>)
     };
     let start = Instant::now();
     let decoupled = model.is_decoupled();
+    // The last response of a decoupled request may leave before its execution is counted.
+    let _counted = decoupled.then(|| model.enter());
     let mut kept = Vec::with_capacity(pending.len());
     let requests = pending.into_iter().map(|Pending { request, responder, queued, in_flight, role }| {
         let (responder, in_flight) = match decoupled && role == Role::Client {
