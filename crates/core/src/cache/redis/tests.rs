@@ -24,6 +24,7 @@ struct StandIn {
     values: Mutex<HashMap<Vec<u8>, Vec<u8>>>,
     mood: AtomicU8,
     commands: AtomicU64,
+    refused_stores: AtomicU64,
 }
 
 impl StandIn {
@@ -52,7 +53,11 @@ impl StandIn {
             self.commands.fetch_add(1, Ordering::SeqCst);
             let reply = match self.mood.load(Ordering::SeqCst) {
                 SILENT => continue,
-                REFUSES => b"-OOM command not allowed\r\n".to_vec(),
+                REFUSES => {
+                    let is_store = words.first().is_some_and(|name| name == b"SET");
+                    self.refused_stores.fetch_add(is_store.into(), Ordering::SeqCst);
+                    b"-OOM command not allowed\r\n".to_vec()
+                }
                 CLOSES => return,
                 _ => self.reply(words),
             };
@@ -189,6 +194,7 @@ fn a_redis_that_refuses_commands_is_not_down() {
     redis.mood(REFUSES);
     cache.store(name(1), &response(&[b"answer"]));
     assert_eq!(look_up(&cache, 1), None);
+    eventually("the store is refused", || redis.refused_stores.load(Ordering::SeqCst) == 1);
     assert!(!cache.is_down());
     redis.mood(ANSWERS);
     assert_eq!(look_up(&cache, 1), None, "it was not stored");
