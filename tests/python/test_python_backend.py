@@ -1,5 +1,6 @@
 """Python models: the interface that they import, tensors, crashes, environments and what reaches the log."""
 
+import concurrent.futures
 import json
 import os
 import signal
@@ -370,6 +371,18 @@ def test_a_model_calls_other_models(server, elements):
     x = np.arange(elements, dtype=np.float32)
     np.testing.assert_array_equal(infer(server, "calls", x).as_numpy("Y"), x + 6)
     np.testing.assert_array_equal(infer(server, "async_calls", x).as_numpy("Y"), x * 6)
+
+
+def test_answers_of_other_models_stay_as_they_came(server):
+    """Each large answer lies in memory of its own while the model looks at it, however many come at once."""
+    x = np.arange(20000, dtype=np.float32)
+
+    def ask(_: int) -> None:
+        for _ in range(25):
+            np.testing.assert_array_equal(infer(server, "async_calls", x).as_numpy("Y"), x * 6)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
 
 
 def test_a_model_that_would_wait_for_itself_is_told(server):

@@ -9,6 +9,7 @@ JSON text, and the data. File descriptors of shared regions travel with the fram
 
 import array
 import asyncio
+import ctypes
 import fcntl
 import importlib.util
 import inspect
@@ -41,10 +42,6 @@ def aligned(size):
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-class Lease(np.ndarray):
-    """The bytes of a region while arrays refer to it; a class of its own, so that views keep it alive."""
-
-
 class Incoming:
     """Regions that the server made and writes inputs to."""
 
@@ -69,8 +66,12 @@ class Incoming:
                     pass  # an array still refers to it; it is unmapped with the last one
 
     def lease(self, number):
-        """The region's bytes; when the last array on them is gone the server may write there again."""
-        lease = np.frombuffer(self.maps[number], np.uint8).view(Lease)
+        """The region's bytes; when the last array on them is gone the server may write there again.
+
+        It is no array itself: an array on an array refers to what lies under both, and would not keep it alive.
+        """
+        region = self.maps[number]
+        lease = (ctypes.c_uint8 * len(region)).from_buffer(region)
 
         def gone(_reference, number=number):
             self.watched.pop(number, None)
@@ -256,7 +257,7 @@ def read_tensors(connection, tensors, message, frame, start, lease):
     result = []
     for name, data_type, shape, offset, size in tensors:
         if data_type == pb_utils.BYTES:
-            source = memoryview(frame)[start + offset :] if lease is None else memoryview(lease)[offset:]
+            source = memoryview(frame)[start + offset :] if lease is None else memoryview(np.frombuffer(lease, np.uint8))[offset:]
             values = pb_utils._read_strings(source[:size], shape)
         else:
             kind = pb_utils._STORAGE[data_type]
@@ -581,8 +582,6 @@ def describe(error):
 def die_with_parent(parent):
     """A worker never outlives the server: the kernel ends it, and a thread sees to it where the kernel cannot."""
     try:
-        import ctypes
-
         ctypes.CDLL(None, use_errno=True).prctl(1, int(signal.SIGKILL), 0, 0, 0)
     except (ImportError, OSError, AttributeError):
         pass

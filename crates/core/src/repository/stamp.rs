@@ -23,6 +23,8 @@ struct Mark {
     bytes: u64,
     /// Modification in nanoseconds since the epoch, and inode.
     seen: (i128, u64),
+    /// Last change of any kind, which nobody can set back; nanoseconds since the epoch.
+    changed: i128,
     hash: Option<blake3::Hash>,
 }
 
@@ -113,14 +115,16 @@ fn mark(path: &Path, name: &str, before: &Marks, marks: &mut Marks, depth: usize
         return;
     }
     let modified = i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
+    let changed = i128::from(metadata.ctime()) * 1_000_000_000 + i128::from(metadata.ctime_nsec());
     let (bytes, seen) = (metadata.len(), (modified, metadata.ino()));
-    let known = before.get(name).filter(|old| old.bytes == bytes && old.seen == seen);
+    let is_same = |old: &&Mark| (old.bytes, old.seen, old.changed) == (bytes, seen, changed);
+    let known = before.get(name).filter(is_same);
     let hash = match known {
         Some(old) => old.hash,
         None if bytes <= MAX_HASHED_BYTES => fs_err::read(path).ok().map(|content| blake3::hash(&content)),
         None => None,
     };
-    marks.insert(name.to_owned(), Mark { bytes, seen, hash });
+    marks.insert(name.to_owned(), Mark { bytes, seen, changed, hash });
 }
 
 #[cfg(test)]
