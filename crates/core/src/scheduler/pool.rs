@@ -145,7 +145,7 @@ impl InstancePool {
         }
         let step = self.step(&mut state, now);
         drop(state);
-        self.go(step, QUICK_BURST);
+        self.go(step, Some(QUICK_BURST));
     }
 
     /// Finds work for idle instances and sees to it that the pool is woken in time for what waits.
@@ -200,8 +200,9 @@ impl InstancePool {
         step
     }
 
-    /// Does what was decided. At most `here` batches, of a quick model, run on this thread.
-    fn go(self: &Arc<Self>, mut step: Step, mut here: usize) {
+    /// Does what was decided, and what comes after it until there is nothing to do. On a thread that is not of the
+    /// executor at most `guest` batches run, of a quick model; the rest is handed over.
+    fn go(self: &Arc<Self>, mut step: Step, mut guest: Option<usize>) {
         loop {
             step.wakes.wake();
             for refused in step.refused {
@@ -211,33 +212,22 @@ impl InstancePool {
             for other in step.work {
                 self.hand_over(other);
             }
-            if here == 0 || !self.is_quick(&work.batch) {
-                return self.hand_over(work);
+            if let Some(left) = &mut guest {
+                if *left == 0 || !self.is_quick(&work.batch) {
+                    return self.hand_over(work);
+                }
+                *left -= 1;
             }
-            here -= 1;
             step = self.run(work);
-        }
-    }
-
-    /// Runs everything that comes until there is nothing to do.
-    fn serve(self: &Arc<Self>, mut work: Work) {
-        loop {
-            let mut step = self.run(work);
-            step.wakes.wake();
-            for refused in step.refused {
-                refused.answer();
-            }
-            let Some(next) = step.work.pop() else { return };
-            for other in step.work {
-                self.hand_over(other);
-            }
-            work = next;
         }
     }
 
     fn hand_over(self: &Arc<Self>, work: Work) {
         let pool = Arc::clone(self);
-        self.executor.run(Box::new(move || pool.serve(work)));
+        self.executor.run(Box::new(move || {
+            let step = pool.run(work);
+            pool.go(step, None);
+        }));
     }
 
     /// Runs one batch, gives the instance back, a new one if it panicked, and decides what is next.
@@ -303,7 +293,7 @@ impl InstancePool {
         let step = self.step(&mut state, now);
         drop(state);
         if let Some(pool) = self.me.upgrade() {
-            pool.go(step, 0);
+            pool.go(step, Some(0));
         }
     }
 }
@@ -321,7 +311,7 @@ impl Wakeable for InstancePool {
         let mut step = self.step(&mut state, now);
         drop(state);
         step.refused.append(&mut refused);
-        self.go(step, 0);
+        self.go(step, Some(0));
     }
 }
 
