@@ -78,6 +78,13 @@ impl Frontend {
         Self { server, options, heavy: Semaphore::new(cores.saturating_sub(1).max(1)) }
     }
 
+    /// Counts an inference request that was refused before it reached its model, if its client is to blame.
+    fn count_refused(&self, refusal: &Refusal) {
+        if refusal.status.is_client_error() {
+            self.server.record_refused_request();
+        }
+    }
+
     /// Runs work on a large body apart from the async workers, when it is its turn.
     async fn heavy<T: Send + 'static>(
         &self,

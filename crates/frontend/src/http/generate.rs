@@ -87,11 +87,7 @@ async fn begin(
 ) -> Result<EventStream, Refusal> {
     let received = Instant::now();
     let understood = understand(frontend, (name, version), parts, body, received).await;
-    let (model, request) = understood.inspect_err(|refusal| {
-        if refusal.status.is_client_error() {
-            frontend.server.record_refused_request();
-        }
-    })?;
+    let (model, request) = understood.inspect_err(|refusal| frontend.count_refused(refusal))?;
     let events = Arc::new(Events::default());
     let sink = Sink { events: Arc::clone(&events), model: Arc::clone(&model), form };
     frontend.server.infer(&model, request, Responder::new(Box::new(sink)));

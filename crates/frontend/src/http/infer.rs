@@ -53,11 +53,7 @@ pub(super) async fn infer(
 ) -> Result<Reply, Refusal> {
     let received = Instant::now();
     let understood = understand(frontend, (name, version), parts, body, received).await;
-    let (model, request, mut plan) = understood.inspect_err(|refusal| {
-        if refusal.status.is_client_error() {
-            frontend.server.record_refused_request();
-        }
-    })?;
+    let (model, request, mut plan) = understood.inspect_err(|refusal| frontend.count_refused(refusal))?;
 
     let (sink, response) = single();
     let responder = std::mem::take(&mut plan.placements).before(Responder::new(Box::new(sink)));
