@@ -7,7 +7,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use trireme_frontend::grpc::convert::{Target, WireRequest, request};
-use trireme_types::{DataType, Shape, TensorFormat, TensorSpec};
+use trireme_types::{DataType, Shape, TensorSpec};
 
 fuzz_target!(|message: &[u8]| {
     let message = Bytes::copy_from_slice(message);
@@ -21,15 +21,5 @@ fuzz_target!(|message: &[u8]| {
 });
 
 fn spec(data_type: DataType) -> TensorSpec {
-    TensorSpec {
-        name: data_type.wire_name().into(),
-        data_type,
-        dims: Shape::new(&[-1]),
-        reshape: None,
-        format: TensorFormat::None,
-        optional: true,
-        ragged: false,
-        shape_tensor: false,
-        label_filename: None,
-    }
+    TensorSpec { optional: true, ..TensorSpec::new(data_type.wire_name(), data_type, Shape::new(&[-1])) }
 }

@@ -30,7 +30,7 @@ use trireme_backend::{
 use trireme_backend_onnxruntime::OnnxRuntimeBackend;
 use trireme_types::{
     DataType, InferInput, InferRequest, InferResponse, Responder, ResponseSink, Result, Shape, TensorBuffer,
-    TensorFormat, TensorSpec,
+    TensorSpec,
 };
 
 const BLOCKS: usize = 20;
@@ -157,17 +157,7 @@ impl Ours {
     fn open(library: &Path, model: &Path) -> Self {
         let files = ModelFiles { model_path: model.to_owned(), ..ModelFiles::default() };
         let context = ModelContext { name: "simple".into(), files, threads: 1, ..ModelContext::default() };
-        let spec = |name: &str| TensorSpec {
-            name: name.into(),
-            data_type: DataType::Int32,
-            dims: Shape::new(&[16]),
-            reshape: None,
-            format: TensorFormat::None,
-            optional: false,
-            ragged: false,
-            shape_tensor: false,
-            label_filename: None,
-        };
+        let spec = |name: &str| TensorSpec::new(name, DataType::Int32, Shape::new(&[16]));
         let tensors = ModelTensors {
             max_batch_size: 8,
             inputs: vec![spec("INPUT0"), spec("INPUT1")],

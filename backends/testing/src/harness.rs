@@ -10,7 +10,7 @@ use trireme_backend::{
 };
 use trireme_types::{
     DataType, InferInput, InferRequest, InferResponse, RequestedOutput, Responder, ResponseSink, Result,
-    Shape, TensorFormat, TensorSpec,
+    Shape, TensorSpec,
 };
 
 pub(crate) type Reply = (Option<Result<InferResponse>>, bool);
@@ -71,17 +71,7 @@ impl ResponseSink for Channel {
 }
 
 pub(crate) fn spec(name: &str, data_type: DataType, dims: &[i64]) -> TensorSpec {
-    TensorSpec {
-        name: name.into(),
-        data_type,
-        dims: Shape::new(dims),
-        reshape: None,
-        format: TensorFormat::None,
-        optional: false,
-        ragged: false,
-        shape_tensor: false,
-        label_filename: None,
-    }
+    TensorSpec::new(name, data_type, Shape::new(dims))
 }
 
 pub(crate) fn input(name: &str, data_type: DataType, shape: &[i64], data: Vec<u8>) -> InferInput {

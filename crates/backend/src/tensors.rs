@@ -64,23 +64,14 @@ pub fn wire_shape(spec: &TensorSpec, batching: bool, engine: &[i64]) -> Shape {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use trireme_types::{DataType, TensorFormat};
+    use trireme_types::DataType;
 
     use super::*;
 
     fn spec(dims: &[i64], reshape: &[i64]) -> TensorSpec {
         TensorSpec {
-            name: Arc::from("X"),
-            data_type: DataType::Fp32,
-            dims: Shape::new(dims),
             reshape: Some(Shape::new(reshape)),
-            format: TensorFormat::None,
-            optional: false,
-            ragged: false,
-            shape_tensor: false,
-            label_filename: None,
+            ..TensorSpec::new("X", DataType::Fp32, Shape::new(dims))
         }
     }
 

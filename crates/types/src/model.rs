@@ -33,6 +33,24 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
+    /// A plain tensor: not reshaped, not optional, of no format.
+    ///
+    /// # Shapes
+    /// `dims` are without the batch dimension; `-1` is open.
+    pub fn new(name: impl Into<Arc<str>>, data_type: DataType, dims: Shape) -> Self {
+        Self {
+            name: name.into(),
+            data_type,
+            dims,
+            reshape: None,
+            format: TensorFormat::None,
+            optional: false,
+            ragged: false,
+            shape_tensor: false,
+            label_filename: None,
+        }
+    }
+
     /// Shape that the engine sees, without the batch dimension.
     pub fn engine_dims(&self) -> &Shape {
         self.reshape.as_ref().unwrap_or(&self.dims)

@@ -12,7 +12,7 @@ use trireme_backend::{
 use trireme_backend_onnxruntime::OnnxRuntimeBackend;
 use trireme_types::{
     DataType, InferInput, InferRequest, InferResponse, ModelReport, RequestedOutput, Responder, ResponseSink,
-    Result, Shape, TensorBuffer, TensorFormat, TensorSpec,
+    Result, Shape, TensorBuffer, TensorSpec,
 };
 
 /// The library that `make test` installs.
@@ -76,17 +76,7 @@ impl ModelDir {
 }
 
 pub(crate) fn spec(name: &str, data_type: DataType, dims: &[i64]) -> TensorSpec {
-    TensorSpec {
-        name: name.into(),
-        data_type,
-        dims: Shape::new(dims),
-        reshape: None,
-        format: TensorFormat::None,
-        optional: false,
-        ragged: false,
-        shape_tensor: false,
-        label_filename: None,
-    }
+    TensorSpec::new(name, data_type, Shape::new(dims))
 }
 
 pub(crate) fn tensors(

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use proptest::prelude::*;
-use trireme_types::{
-    InferInput, InferResponse, OutputTensor, Responder, ResponseSink, Shape, TensorFormat, TensorSpec,
-};
+use trireme_types::{InferInput, InferResponse, OutputTensor, Responder, ResponseSink, Shape, TensorSpec};
 
 use super::*;
 use crate::BatchRequest;
@@ -22,17 +20,7 @@ impl ResponseSink for Nobody {
 }
 
 fn spec(name: &str, data_type: DataType, dims: &[i64]) -> TensorSpec {
-    TensorSpec {
-        name: name.into(),
-        data_type,
-        dims: Shape::new(dims),
-        reshape: None,
-        format: TensorFormat::None,
-        optional: false,
-        ragged: false,
-        shape_tensor: false,
-        label_filename: None,
-    }
+    TensorSpec::new(name, data_type, Shape::new(dims))
 }
 
 fn read(

@@ -1,7 +1,6 @@
 //! Batch inputs and outputs against a model of them that works on rows one at a time.
 
 use proptest::prelude::*;
-use trireme_types::TensorFormat;
 
 use super::*;
 
@@ -25,17 +24,7 @@ fn build(kind: BatchInputKind, shapes: &[&[i64]]) -> (Vec<i64>, Vec<i32>) {
 }
 
 fn output(dims: &[i64], reshape: Option<&[i64]>) -> TensorSpec {
-    TensorSpec {
-        name: "Y".into(),
-        data_type: DataType::Fp32,
-        dims: Shape::new(dims),
-        reshape: reshape.map(Shape::new),
-        format: TensorFormat::None,
-        optional: false,
-        ragged: false,
-        shape_tensor: false,
-        label_filename: None,
-    }
+    TensorSpec { reshape: reshape.map(Shape::new), ..TensorSpec::new("Y", DataType::Fp32, Shape::new(dims)) }
 }
 
 #[test]

@@ -4,17 +4,7 @@ use super::*;
 use crate::{parse_pbtxt, validate};
 
 fn spec(name: &str, data_type: DataType, dims: &[i64]) -> TensorSpec {
-    TensorSpec {
-        name: name.into(),
-        data_type,
-        dims: Shape::new(dims),
-        reshape: None,
-        format: trireme_types::TensorFormat::None,
-        optional: false,
-        ragged: false,
-        shape_tensor: false,
-        label_filename: None,
-    }
+    TensorSpec::new(name, data_type, Shape::new(dims))
 }
 
 /// A model from `X` to `Y`.

@@ -2,22 +2,12 @@
 
 use std::sync::Arc;
 
-use trireme_types::{RequestedOutput, TensorFormat};
+use trireme_types::RequestedOutput;
 
 use super::*;
 
 fn spec(name: &str, data_type: DataType, dims: &[i64]) -> TensorSpec {
-    TensorSpec {
-        name: Arc::from(name),
-        data_type,
-        dims: Shape::new(dims),
-        reshape: None,
-        format: TensorFormat::None,
-        optional: false,
-        ragged: false,
-        shape_tensor: false,
-        label_filename: None,
-    }
+    TensorSpec::new(name, data_type, Shape::new(dims))
 }
 
 fn input(name: &str, data_type: DataType, shape: &[i64], bytes: usize) -> InferInput {

@@ -83,22 +83,10 @@ fn example_inputs(inputs: &[TensorSpec], batching: bool) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use trireme_types::TensorFormat;
-
     use super::*;
 
     fn spec(name: &str, data_type: DataType, dims: &[i64]) -> TensorSpec {
-        TensorSpec {
-            name: name.into(),
-            data_type,
-            dims: dims.iter().copied().collect(),
-            reshape: None,
-            format: TensorFormat::None,
-            optional: false,
-            ragged: false,
-            shape_tensor: false,
-            label_filename: None,
-        }
+        TensorSpec::new(name, data_type, dims.iter().copied().collect())
     }
 
     #[test]

@@ -4,22 +4,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use trireme_types::{DataType, InferInput, RequestedOutput, Shape, TensorFormat};
+use trireme_types::{DataType, InferInput, RequestedOutput, Shape};
 
 use super::*;
 
 fn spec(name: &str) -> TensorSpec {
-    TensorSpec {
-        name: Arc::from(name),
-        data_type: DataType::Int32,
-        dims: Shape::new(&[-1]),
-        reshape: None,
-        format: TensorFormat::None,
-        optional: true,
-        ragged: false,
-        shape_tensor: false,
-        label_filename: None,
-    }
+    TensorSpec { optional: true, ..TensorSpec::new(name, DataType::Int32, Shape::new(&[-1])) }
 }
 
 fn input(name: &str, data_type: DataType, shape: &[i64], data: &[u8]) -> InferInput {

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use trireme_config::EnsembleFlow;
 use trireme_proto::inference::ModelEnsembling;
 use trireme_proto::inference::model_ensembling::Step;
-use trireme_types::{DataType, Shape, TensorFormat, TensorSpec};
+use trireme_types::{DataType, Shape, TensorSpec};
 
 use super::*;
 
@@ -19,15 +19,8 @@ fn token(text: impl Into<String>) -> Token {
 
 fn specs(names: &[&str]) -> Vec<TensorSpec> {
     let spec = |name: &&str| TensorSpec {
-        name: (*name).into(),
-        data_type: DataType::Fp32,
-        dims: Shape::new(&[1]),
-        reshape: None,
-        format: TensorFormat::None,
         optional: true,
-        ragged: false,
-        shape_tensor: false,
-        label_filename: None,
+        ..TensorSpec::new(*name, DataType::Fp32, Shape::new(&[1]))
     };
     names.iter().map(spec).collect()
 }

@@ -17,7 +17,7 @@ use trireme_proto::inference::model_sequence_batching::State;
 use trireme_proto::inference::model_sequence_batching::initial_state::StateData;
 use trireme_types::{
     DataType, Error, HostBuffer, InferInput, InferResponse, OutputTensor, Result, Shape, TensorBuffer,
-    TensorFormat, TensorSpec,
+    TensorSpec,
 };
 
 use super::table::Form;
@@ -111,17 +111,7 @@ impl States {
                 );
             }
             let listed = outputs.iter().find(|output| *output.name == *state.output_name);
-            let output = TensorSpec {
-                name: Arc::from(state.output_name.as_str()),
-                data_type,
-                dims: Shape::new(&state.dims),
-                reshape: None,
-                format: TensorFormat::None,
-                optional: false,
-                ragged: false,
-                shape_tensor: false,
-                label_filename: None,
-            };
+            let output = TensorSpec::new(state.output_name.as_str(), data_type, Shape::new(&state.dims));
             if listed.is_some_and(|listed| listed.data_type != data_type) {
                 return refuse("its data_type is not that of the output of the same name");
             }

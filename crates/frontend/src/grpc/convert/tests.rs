@@ -9,22 +9,12 @@ use trireme_proto::inference::{
     infer_parameter::ParameterChoice::{self, BoolParam, DoubleParam, Int64Param, StringParam, Uint64Param},
     model_infer_request::{InferInputTensor, InferRequestedOutputTensor},
 };
-use trireme_types::{Code, Sequence, Shape, TensorFormat};
+use trireme_types::{Code, Sequence, Shape};
 
 use super::*;
 
 fn spec(name: &str, data_type: DataType) -> TensorSpec {
-    TensorSpec {
-        name: name.into(),
-        data_type,
-        dims: Shape::new(&[-1]),
-        reshape: None,
-        format: TensorFormat::None,
-        optional: false,
-        ragged: false,
-        shape_tensor: false,
-        label_filename: None,
-    }
+    TensorSpec::new(name, data_type, Shape::new(&[-1]))
 }
 
 fn convert(sent: &ModelInferRequest) -> Result<InferCall> {

@@ -131,24 +131,12 @@ fn no_shape(input: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use trireme_types::{DataType, ParameterValue, TensorFormat};
+    use trireme_types::{DataType, ParameterValue};
 
     use super::*;
 
     fn spec(dims: &[i64]) -> TensorSpec {
-        TensorSpec {
-            name: Arc::from("X"),
-            data_type: DataType::Int32,
-            dims: Shape::new(dims),
-            reshape: None,
-            format: TensorFormat::None,
-            optional: false,
-            ragged: false,
-            shape_tensor: false,
-            label_filename: None,
-        }
+        TensorSpec::new("X", DataType::Int32, Shape::new(dims))
     }
 
     #[test]
