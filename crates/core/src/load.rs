@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use trireme_backend::{Backend, ModelContext, ModelFiles, ModelTensors, OpenModel};
+use trireme_backend::{Backend, ModelContext, ModelTensors, OpenModel};
 use trireme_config::{ConfigErrors, InstanceGroup, ModelSpec, Note, NoteLevel, Scheduling, VersionPolicy};
 use trireme_proto::inference::ModelConfig;
 use trireme_types::{Error, Result};
@@ -400,7 +400,7 @@ impl Loader {
         ModelContext {
             name: Arc::from(source.name.as_str()),
             version,
-            files: model_files(source, backend, config, version),
+            files: files::of_version(source, backend, config, version),
             parameters: config.parameters.iter().map(|(k, v)| (k.clone(), v.string_value.clone())).collect(),
             settings: self.options.settings_for(backend.name()),
             graph_level: config.optimization.as_ref().and_then(|o| o.graph.as_ref()).map(|graph| graph.level),
@@ -570,28 +570,6 @@ fn plain(error: Error) -> Box<LoadFailure> {
 fn unsupported(config: &ModelConfig) -> Option<&'static str> {
     let agents = config.model_repository_agents.as_ref().is_some_and(|agents| !agents.agents.is_empty());
     agents.then_some("model_repository_agents")
-}
-
-fn model_files(
-    source: &ModelSource,
-    backend: &dyn Backend,
-    config: &ModelConfig,
-    version: i64,
-) -> ModelFiles {
-    match &source.place {
-        Place::File(path) => {
-            let dir = path.parent().map(Path::to_path_buf).unwrap_or_default();
-            ModelFiles { model_dir: dir.clone(), version_dir: dir, model_path: path.clone() }
-        }
-        Place::Directory(dir) => {
-            let version_dir = dir.join(version.to_string());
-            let named = Some(config.default_model_filename.as_str()).filter(|name| !name.is_empty());
-            let file = named.or(backend.default_model_filename());
-            let model_path = file.map(|file| version_dir.join(file)).unwrap_or_default();
-            ModelFiles { model_dir: dir.clone(), version_dir, model_path }
-        }
-        Place::Ambiguous(_) => ModelFiles::default(),
-    }
 }
 
 /// Labels by output.

@@ -1,8 +1,9 @@
-//! Side files of a model: its configuration and its labels.
+//! Files of a model: its configuration, its labels, and the one that a version is loaded from.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use trireme_backend::{Backend, ModelFiles};
 use trireme_config::{ConfigErrors, MAX_PBTXT_BYTES, ModelSpec, Note, SpanMap};
 use trireme_proto::inference::ModelConfig;
 use trireme_types::Error;
@@ -166,4 +167,27 @@ pub(super) fn read_labels(source: &ModelSource, spec: &ModelSpec) -> Result<Labe
         labels.insert(Arc::clone(&output.name), Labels::parse(&String::from_utf8_lossy(&text)));
     }
     Ok(labels)
+}
+
+/// Where the files of one version are.
+pub(super) fn of_version(
+    source: &ModelSource,
+    backend: &dyn Backend,
+    config: &ModelConfig,
+    version: i64,
+) -> ModelFiles {
+    match &source.place {
+        Place::File(path) => {
+            let dir = path.parent().map(Path::to_path_buf).unwrap_or_default();
+            ModelFiles { model_dir: dir.clone(), version_dir: dir, model_path: path.clone() }
+        }
+        Place::Directory(dir) => {
+            let version_dir = dir.join(version.to_string());
+            let named = Some(config.default_model_filename.as_str()).filter(|name| !name.is_empty());
+            let file = named.or(backend.default_model_filename());
+            let model_path = file.map(|file| version_dir.join(file)).unwrap_or_default();
+            ModelFiles { model_dir: dir.clone(), version_dir, model_path }
+        }
+        Place::Ambiguous(_) => ModelFiles::default(),
+    }
 }
